@@ -1,0 +1,18 @@
+"""The `swarm` command. Sets one thread for the numeric libraries before anything loads them, since many processes share the cores."""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    from launch.cli import app
+
+    app(prog_name="swarm")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

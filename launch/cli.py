@@ -1,0 +1,133 @@
+"""The command line: run, check, report, compare, methods. Wrong input gives one message and exit status 2, never a traceback."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from topology import TopologyError, load
+
+EXIT_STATUS = {"complete": 0, "degraded": 3, "failed": 1}
+
+app = typer.Typer(
+    help="Decentralized federated learning with real processes and real sockets, from one topology file.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(help="The topology file (docs/topology-file.md).")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a key: --set swarm.rounds=3. May be repeated.")
+]
+
+
+@contextmanager
+def _wrong_input_ends_with_2() -> Iterator[None]:
+    try:
+        yield
+    except TopologyError as error:
+        Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def run(
+    file: File,
+    set_: Set = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; must be empty or new. Default: runs/NAME-TIME.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Show nothing but troubles and the last line.")
+    ] = False,
+) -> None:
+    """Run a swarm to its end. Exit status: 0 complete, 3 degraded, 1 failed, 2 the input was wrong."""
+    zero = time.monotonic()
+    console = Console()
+    with _wrong_input_ends_with_2():
+        topology = load(file, set_ or [])
+        folder = out or Path("runs") / f"{topology.swarm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise TopologyError(
+                f"--out: {folder} exists and is not an empty folder. Name another, or remove it"
+            )
+        from launch.start import start
+
+        supervisor = start(topology, folder, console, quiet, zero)
+    outcome = supervisor.run()
+    from launch.finish import finish
+
+    finish(folder, outcome, console)
+    raise typer.Exit(EXIT_STATUS[outcome.status])
+
+
+@app.command()
+def check(
+    file: File,
+    set_: Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    draw: Annotated[Path | None, typer.Option(help="Write a picture of the graph to this PNG file.")] = None,
+) -> None:
+    """Print what a file would run: peers, devices, graph, memory, and the exact payload bytes of a round."""
+    with _wrong_input_ends_with_2():
+        topology = load(file, set_ or [])
+        from launch.check import describe, print_plan
+        from peer.plan import make_plan
+
+        plan = make_plan(topology)
+        if draw is not None:
+            from topology.drawing import draw as draw_graph
+
+            draw_graph(plan.graph, draw, [facts.spec.name for facts in plan.facts])
+    if as_json:
+        print(json.dumps(describe(plan)))
+    else:
+        print_plan(plan, Console())
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]) -> None:
+    """Write report.html and its figures anew from a run folder."""
+    from launch.report import write_report
+
+    with _wrong_folder_ends_with_2():
+        print(write_report(folder))
+
+
+@app.command()
+def compare(folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Run folders.")]) -> None:
+    """Print runs side by side; runs that differ in their seed alone are averaged."""
+    from launch.compare import compare as compare_runs
+
+    with _wrong_folder_ends_with_2():
+        comparison = compare_runs(folders)
+        console = Console()
+        console.print(comparison.table())
+
+
+@app.command()
+def methods() -> None:
+    """List the methods, one line each."""
+    from peer.methods.registry import METHODS, find
+
+    for name in METHODS:
+        print(f"{name:12} {find(name).summary}")
+
+
+@contextmanager
+def _wrong_folder_ends_with_2() -> Iterator[None]:
+    from launch.journals import RunFolderError
+
+    try:
+        with _wrong_input_ends_with_2():
+            yield
+    except RunFolderError as error:
+        Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None

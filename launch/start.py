@@ -1,0 +1,82 @@
+"""The moment between reading a file and running it: all that can be wrong is found here, before a process is started."""
+
+import os
+import resource
+import socket
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from launch.libraries import release_library_pages
+from launch.live import view_for
+from launch.supervisor import Supervisor
+from peer.plan import Plan, make_plan
+from topology import Topology, TopologyError
+from topology.file import dump
+
+DESCRIPTORS_A_NEIGHBOR = 8
+DESCRIPTORS_A_PEER = 64
+
+
+def start(topology: Topology, folder: Path, console: Console, quiet: bool, zero: float) -> Supervisor:
+    """A supervisor ready to run, its fork server waiting. Raises `TopologyError` before anything has been started."""
+    plan = make_plan(topology)
+    check_ports(topology)
+    check_memory(plan)
+    check_descriptors(plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "topology.toml").write_text(dump(plan.topology))
+    except OSError as error:
+        raise TopologyError(f"--out: cannot write to {folder}: {error.strerror}") from error
+    release_library_pages()
+    return Supervisor(plan, folder, view_for(console, quiet), zero)
+
+
+def check_ports(topology: Topology) -> None:
+    """A port that was asked for must be free."""
+    for override in topology.peer:
+        if override.port:
+            family = socket.AF_INET6 if ":" in override.host else socket.AF_INET
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((override.host, override.port))
+                except OSError as error:
+                    raise TopologyError(
+                        f"[[peer]] {override.id}: port: {override.host}:{override.port} cannot be bound: {error.strerror}. "
+                        "Choose another, or leave the key out: any free port is then taken"
+                    ) from error
+
+
+def check_memory(plan: Plan) -> None:
+    """The peers' predicted memory must fit the machine, and each CUDA device."""
+    need, free = (
+        sum(plan.predicted_memory_mb(peer) for peer in plan.peers),
+        psutil.virtual_memory().available / 1e6,
+    )
+    on_cpu = [peer for peer in plan.peers if plan.devices[peer] == "cpu"]
+    need = sum(plan.predicted_memory_mb(peer) for peer in on_cpu)
+    if need > free:
+        raise TopologyError(
+            f"swarm.peers: {len(plan.peers)} peers would need about {need:,.0f} MB of memory, {free:,.0f} MB are free. "
+            "Take fewer peers, smaller models (models.pool), a smaller training.batch_size or fewer neighbors"
+        )
+
+
+def check_descriptors(plan: Plan) -> None:
+    """Raise the soft limit of open files to what the widest peer needs, which its processes inherit."""
+    widest = max(dict(plan.graph.degree()).values(), default=0)
+    need = DESCRIPTORS_A_PEER + DESCRIPTORS_A_NEIGHBOR * widest
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise TopologyError(
+            f"graph: a peer with {widest} edges needs about {need} open files, this system allows {hard}. "
+            "Raise the limit (ulimit -Hn) or choose a graph of a smaller degree"
+        )
+    if need > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+assert os.name == "posix", "forking, and with it this module, needs a POSIX system"

@@ -1,0 +1,182 @@
+"""The life of one peer's process: bind, learn round by round, settle the books, leave. It always ends, and says how."""
+
+import faulthandler
+import os
+import resource
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from peer import snapshot
+from peer.journal import Journal
+from peer.peer import Peer
+from peer.plan import Plan
+from transport import control
+from transport.loop import Identity, Loop
+from transport.node import Node, Stopped
+from transport.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every process of a run has to know beside the plan."""
+
+    id: bytes
+    folder: Path
+    supervisor: str
+    sockets: Path
+    zero: float
+    """The monotonic time from which the run counts."""
+
+    def peer_folder(self, peer: int) -> Path:
+        return self.folder / "peers" / str(peer)
+
+
+ORDER_TIMEOUT_S = 600.0
+"""How long a peer waits for the supervisor's next order, which waits for the slowest peer's round deadline and more."""
+
+
+def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
+    """Live as peer `id`; returns the exit status: 0 for a completed or an ordered end, 1 for a failure."""
+    folder = run.peer_folder(id)
+    folder.mkdir(parents=True, exist_ok=True)
+    _redirect_output(folder / "log.txt")
+    journal = Journal(folder / "events.jsonl", run.zero)
+    node = _node(plan, run, id, incarnation, journal)
+    status = "failed"
+    try:
+        torch.set_num_threads(plan.threads[id])
+        if plan.devices[id] != "cpu":
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+            torch.use_deterministic_algorithms(True)
+        endpoint = node.open(timeout_s=30.0)
+        peer = Peer(id, plan, node, journal)
+        _record_start(peer, endpoint, incarnation)
+        node.report(control.Ready(endpoint))
+        addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)
+        node.connect(addresses.endpoints)
+        for round in plan.rounds:
+            _run_round(peer, run, round)
+        node.enter(len(plan.rounds) + 1)
+        node.drain()
+        node.report(control.Done())
+        node.await_order(control.Settle, ORDER_TIMEOUT_S + plan.topology.swarm.round_deadline_s)
+        node.settle(timeout_s=plan.topology.transport.drain_s + 30.0)
+        status = "complete"
+        _record_end(peer, status)
+        node.report(control.Settled())
+        node.await_order(control.Close, ORDER_TIMEOUT_S)
+    except Stopped:
+        status = "stopped"
+        _record_end(peer, status)
+    except BaseException:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        journal.write("error", {"traceback": text})
+        node.report(control.Failed(text))
+    node.close(timeout_s=10.0)
+    journal.close()
+    return 1 if status == "failed" else 0
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    faulthandler.enable()
+
+
+def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
+    topology = plan.topology
+    layouts = {j: plan.facts[j].message for j in plan.graph.predecessors(id)}
+    protocol = Protocol(
+        time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, topology.swarm.round_deadline_s
+    )
+    if topology.transport.kind == "ipc":
+        bind = f"ipc://{run.sockets}/peer-{id}-{incarnation}"
+    else:
+        override = topology.override(id)
+        host, port = (override.host, override.port) if override else ("127.0.0.1", 0)
+        bind = f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}"
+    identity = Identity(id, incarnation, run.id)
+    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, journal.write))
+
+
+def _run_round(peer: Peer, run: Run, round: int) -> None:
+    began = time.monotonic()
+    peer.begin(round)
+    takes_part = peer.id in peer.topology.participants(round)
+    notes: dict[str, float] = {}
+    if takes_part:
+        notes = peer.plan.method.run_round(peer)
+        peer.changed()
+    every = peer.topology.training.test_every
+    last = round == peer.topology.swarm.rounds
+    accuracies = peer.evaluate(globally=last or round % every == 0)
+    digest = snapshot.digest(peer.model)
+    peer.seconds["wait"] = peer.node.waited_s
+    facts = {
+        "round": round,
+        "participates": takes_part,
+        "loss": notes.pop("loss", None),
+        **accuracies,
+        "seconds": {name: round_(seconds) for name, seconds in peer.seconds.items()}
+        | {"total": round_(time.monotonic() - began)},
+        "present": sorted(peer.present),
+        "missing": sorted(peer.missing),
+        "snapshot": digest,
+        "method": notes,
+    }
+    peer.journal.write("round", facts)
+    peer.node.report(control.Round(facts))
+    snapshot.save_checkpoint(
+        run.peer_folder(peer.id), peer.model, {"peer": peer.id, "round": round, "snapshot": digest, "run": run.id.hex()}
+    )
+
+
+def round_(seconds: float) -> float:
+    return float(f"{seconds:.6f}")
+
+
+def _record_start(peer: Peer, endpoint: str, incarnation: int) -> None:
+    memory = psutil.Process().memory_full_info()
+    facts = peer.plan.facts[peer.id]
+    counts = torch.bincount(torch.from_numpy(peer.data.y_train[peer.shard.train]), minlength=peer.classes)
+    peer.journal.write(
+        "started",
+        {
+            "pid": os.getpid(),
+            "incarnation": incarnation,
+            "device": str(peer.device),
+            "threads": torch.get_num_threads(),
+            "model": facts.label,
+            "parameters": facts.parameters,
+            "payload_bytes": facts.message.bytes,
+            "samples": {
+                "train": len(peer.shard.train),
+                "validation": len(peer.shard.validation),
+                "test": len(peer.shard.test),
+            },
+            "train_counts": counts.tolist(),
+            "rss_mb": round_(memory.rss / 2**20),
+            "own_mb": round_(memory.uss / 2**20),
+            "endpoint": endpoint,
+            "wall": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def _record_end(peer: Peer, status: str) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peer.journal.write(
+        "finished", {"status": status, "peak_rss_mb": round_(peak), "snapshot": snapshot.digest(peer.model)}
+    )

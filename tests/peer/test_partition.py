@@ -1,0 +1,166 @@
+"""Partitions are disjoint, complete, deterministic and of the sizes that their kind promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from peer.data.partition import Indices, Kind, assign_classes, dirichlet, partition
+from topology.errors import TopologyError
+
+KINDS: tuple[Kind, ...] = ("dirichlet", "pathological", "quantity", "iid")
+
+
+def balanced(classes: int, each: int) -> NDArray[np.int64]:
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(classes), each))
+
+
+def deal(labels: NDArray[np.int64], peers: int, kind: Kind, seed: int = 0, **options: Any) -> list[Indices]:
+    settled = {"alpha": 0.5, "classes_per_peer": 2, "min_samples": 1} | options
+    return partition(labels, peers, int(labels.max()) + 1, kind, np.random.default_rng(seed), **settled)
+
+
+def sizes(labels: NDArray[np.int64], shards: list[Indices]) -> NDArray[np.int64]:
+    """Samples of each class a peer holds, (peers, classes)."""
+    return np.array([np.bincount(labels[shard], minlength=int(labels.max()) + 1) for shard in shards])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(KINDS),
+    peers=st.integers(1, 12),
+    classes=st.integers(2, 12),
+    alpha=st.sampled_from([0.3, 1.0, 100.0]),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_every_sample_has_exactly_one_peer(
+    kind: Kind, peers: int, classes: int, alpha: float, seed: int
+) -> None:
+    labels = balanced(classes, 60)
+    options = {"alpha": alpha, "classes_per_peer": max(2, -(-classes // peers))}
+    shards = deal(labels, peers, kind, seed, **options)
+    assert len(shards) == peers
+    assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(len(labels)))
+    assert all(len(shard) >= 1 and shard.dtype == np.int64 for shard in shards)
+    again = deal(labels, peers, kind, seed, **options)
+    assert all(np.array_equal(one, other) for one, other in zip(shards, again, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_is_another_partition(kind: Kind) -> None:
+    labels = balanced(10, 100)
+    one, other = deal(labels, 10, kind, seed=1), deal(labels, 10, kind, seed=2)
+    assert any(not np.array_equal(mine, yours) for mine, yours in zip(one, other, strict=True))
+
+
+@given(samples=st.integers(10, 200), peers=st.integers(1, 10))
+def test_iid_shards_differ_by_at_most_one(samples: int, peers: int) -> None:
+    shards = deal(np.arange(samples) % 2, peers, "iid")
+    lengths = [len(shard) for shard in shards]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_dirichlet_follows_its_proportions() -> None:
+    """With a huge alpha all shares are equal; with a small one most of a class is at few peers."""
+    labels = balanced(10, 1000)
+    even = sizes(labels, deal(labels, 10, "dirichlet", alpha=1e6))
+    assert abs(even - 100).max() <= 2
+    skewed = sizes(labels, deal(labels, 10, "dirichlet", alpha=0.05))
+    assert (skewed.max(0) > 500).mean() > 0.5
+
+
+def test_dirichlet_cuts_at_the_floor_of_the_cumulated_shares() -> None:
+    labels = balanced(3, 101)
+    shards = dirichlet(labels, 4, 3, np.random.default_rng(5), alpha=1.0, min_samples=1)
+    shares = np.random.default_rng(5).dirichlet(np.ones(4), size=3)
+    cuts = np.floor(np.cumsum(shares, axis=1)[:, :-1] * 101).astype(int)
+    expected = np.array([np.diff([0, *row, 101]) for row in cuts]).T
+    assert np.array_equal(sizes(labels, shards), expected)
+
+
+def test_dirichlet_redraws_until_every_peer_has_the_minimum() -> None:
+    labels = balanced(10, 100)
+    seed = next(
+        seed for seed in range(100) if min(map(len, deal(labels, 10, "dirichlet", seed, alpha=0.1))) < 30
+    )
+    shards = deal(labels, 10, "dirichlet", seed, alpha=0.1, min_samples=30)
+    assert min(map(len, shards)) >= 30
+
+
+@settings(deadline=None, max_examples=60)
+@given(peers=st.integers(1, 20), classes=st.integers(2, 25), data=st.data())
+def test_class_owners_are_as_even_as_can_be(peers: int, classes: int, data: st.DataObject) -> None:
+    least = -(-classes // peers)
+    per_peer = data.draw(st.integers(least, classes))
+    owned = assign_classes(peers, classes, per_peer, np.random.default_rng(data.draw(st.integers(0, 99))))
+    assert owned.sum(1).tolist() == [per_peer] * peers
+    owners = owned.sum(0)
+    assert owners.min() >= 1
+    assert owners.max() - owners.min() <= (1 if peers * per_peer % classes else 0)
+
+
+def test_class_owners_are_random() -> None:
+    """Any two of ten peers with 2 of 10 classes share one or more of them as often as chance says."""
+    shared = np.zeros((10, 10))
+    for seed in range(300):
+        owned = assign_classes(10, 10, 2, np.random.default_rng(seed)).astype(int)
+        shared += owned @ owned.T > 0
+    pairs = shared[~np.eye(10, dtype=bool)] / 300
+    assert abs(pairs - pairs.mean()).max() < 0.12
+    assert 0.15 < pairs.mean() < 0.25
+
+
+def test_pathological_splits_a_class_equally_among_its_owners() -> None:
+    labels = balanced(10, 101)
+    held = sizes(labels, deal(labels, 10, "pathological", classes_per_peer=2))
+    assert ((held > 0).sum(1) == 2).all()
+    assert ((held > 0).sum(0) == 2).all()
+    assert np.isin(held, [0, 50, 51]).all()
+
+
+def test_quantity_pieces_are_uneven_and_owners_have_a_fifth_of_the_classes() -> None:
+    labels = balanced(10, 500)
+    held = sizes(labels, deal(labels, 20, "quantity", min_samples=10))
+    assert ((held > 0).sum(1) == 2).all()
+    assert ((held > 0).sum(0) == 4).all()
+    for pieces in held.T:
+        owned = np.sort(pieces[pieces > 0])
+        assert (owned[:-1] <= 125).all()
+        assert owned[-1] >= 125
+        assert owned[0] >= 6  # a twentieth of the equal share
+    assert len(np.unique(held[held > 0])) > 20
+
+
+def test_fewer_samples_than_peers() -> None:
+    for kind in KINDS:
+        with pytest.raises(TopologyError, match=r"swarm\.peers = 7, but the training set has only 6 samples"):
+            deal(balanced(2, 3), 7, kind)
+
+
+@pytest.mark.parametrize(
+    ("peers", "kind", "options", "message"),
+    [
+        (
+            10,
+            "dirichlet",
+            {"min_samples": 101},
+            "10 peers would need 1010 samples and the training set has 1000",
+        ),
+        (10, "iid", {"min_samples": 101}, r"data\.min_samples = 101 cannot be met"),
+        (50, "dirichlet", {"alpha": 0.05, "min_samples": 15}, r"drawn 1000 times.*data\.alpha = 0\.05"),
+        (50, "quantity", {"min_samples": 19}, "drawn 1000 times gives the smallest of 50 shards"),
+        (10, "pathological", {"classes_per_peer": 11}, r"classes_per_peer = 11, .* only 10 classes"),
+        (3, "pathological", {"classes_per_peer": 3}, "it must be at least 4, or use more peers"),
+        (900, "pathological", {}, "class 0 has 100 training samples, fewer than its 180 owners"),
+    ],
+)
+def test_what_cannot_be_met_is_explained(
+    peers: int, kind: Kind, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TopologyError, match=message):
+        deal(balanced(10, 100), peers, kind, **options)

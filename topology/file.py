@@ -1,0 +1,182 @@
+"""Reads a topology file into a `Topology` that is valid as a whole, or says everything that is wrong with it."""
+
+import os
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from topology.edges import Edge, edge_mistakes
+from topology.errors import TopologyError
+from topology.mistakes import sentences
+from topology.sections import (
+    CompleteGraph,
+    DataSection,
+    DevicesSection,
+    EdgeEntry,
+    Graph,
+    Method,
+    MethodSection,
+    ModelSpec,
+    ModelsSection,
+    PeerOverride,
+    Section,
+    SwarmSection,
+    TrainingSection,
+    TransportSection,
+)
+from topology.seeds import stream
+
+__all__ = ["EdgeEntry", "MethodSection", "ModelSpec", "PeerOverride", "Topology", "dump", "load"]
+
+
+class Topology(Section):
+    """What a swarm is. Every key has its default, and what one key says agrees with what another says."""
+
+    swarm: SwarmSection = Field(default_factory=SwarmSection)
+    graph: Graph = Field(default_factory=CompleteGraph)
+    data: DataSection = Field(default_factory=DataSection)
+    models: ModelsSection = Field(default_factory=ModelsSection)
+    method: Method = Field(default_factory=MethodSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    transport: TransportSection = Field(default_factory=TransportSection)
+    devices: DevicesSection = Field(default_factory=DevicesSection)
+    peer: list[PeerOverride] = Field(default_factory=list)
+    edge: list[EdgeEntry] = Field(default_factory=list)
+
+    def override(self, peer: int) -> PeerOverride | None:
+        """The `[[peer]]` entry of a peer, if it has one."""
+        return next((entry for entry in self.peer if entry.id == peer), None)
+
+    def model_of(self, peer: int) -> ModelSpec:
+        """The model of a peer: its own, else the pool's, dealt round robin."""
+        entry = self.override(peer)
+        return (entry and entry.model) or self.models.pool[peer % len(self.models.pool)]
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        """The peers that take part in a round, in order; drawn from the seed and the round alone."""
+        peers, size = self.swarm.peers, self.swarm.participants
+        if size == "all":
+            return tuple(range(peers))
+        drawn = stream(self.swarm.seed, "participation", round).choice(peers, size=size, replace=False)
+        return tuple(sorted(drawn.tolist()))
+
+    @property
+    def directed(self) -> bool:
+        """Whether an edge from i to j says nothing of one from j to i."""
+        return self.graph.kind == "exponential" or getattr(self.graph, "directed", False)
+
+    @property
+    def listed_edges(self) -> list[Edge]:
+        """The `[[edge]]` entries, each with its place."""
+        return _listed(self.edge)
+
+    @field_validator("peer")
+    @classmethod
+    def _peers_are_distinct(cls, entries: list[PeerOverride], info: ValidationInfo) -> list[PeerOverride]:
+        _raise_any(_peer_mistakes(entries, info.data.get("swarm")))
+        return entries
+
+    @field_validator("edge")
+    @classmethod
+    def _edges_are_distinct(cls, entries: list[EdgeEntry], info: ValidationInfo) -> list[EdgeEntry]:
+        if "swarm" in info.data and "graph" in info.data:
+            directed = Topology.model_construct(graph=info.data["graph"]).directed
+            _raise_any(edge_mistakes(_listed(entries), info.data["swarm"].peers, directed))
+        return entries
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
+    """Read a topology file, with overrides such as "swarm.rounds=5" on top. Raises `TopologyError`."""
+    path = Path(path)
+    data = _read(path)
+    for override in overrides:
+        _apply(override, data)
+    graph = data.get("graph")
+    if isinstance(graph, dict) and graph.get("kind") == "file" and isinstance(graph.get("path"), str):
+        # Absolute from here on, so that the copy in the run folder means the same file.
+        graph["path"] = os.path.abspath(path.parent / Path(graph["path"]).expanduser())
+    try:
+        return Topology.model_validate(data)
+    except ValidationError as error:
+        raise TopologyError("\n".join(sentences(error, Topology, data))) from error
+
+
+def dump(topology: Topology) -> str:
+    """Write a topology as TOML with every default spelled out; loading it gives an equal topology."""
+    return tomli_w.dumps(topology.model_dump(by_alias=True, exclude_none=True))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except FileNotFoundError:
+        raise TopologyError(f"{path}: there is no such file (looked in {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise TopologyError(f"{path}: is a folder; name the topology file in it") from None
+    except OSError as error:
+        raise TopologyError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{path}: is not text in UTF-8, which TOML must be") from error
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError(f"{path}: is not valid TOML: {error}") from error
+
+
+def _apply(override: str, data: dict[str, Any]) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = (part.strip() for part in key.partition("."))
+    if not (equals and dot and section and name):
+        raise TopologyError(f"{override!r}: an override is section.key=value, such as swarm.rounds=5")
+    if section in ("peer", "edge"):
+        raise TopologyError(
+            f"{override!r}: [[{section}]] entries cannot be overridden; change them in the file"
+        )
+    table = data.setdefault(section, {})
+    if isinstance(table, dict):
+        table[name] = _value(override, text.strip())
+
+
+def _value(override: str, text: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in tuple("[{\"'"):
+            raise TopologyError(
+                f"{override!r}: {text} is not a TOML value: {error}. Does the shell take the quotes away? "
+                "Write --set 'section.key=value'"
+            ) from error
+        return text  # a bare word
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _listed(entries: list[EdgeEntry]) -> list[Edge]:
+    return [
+        Edge(entry.sender, entry.receiver, entry.weight, f"[[edge]] {entry.sender} -> {entry.receiver}")
+        for entry in entries
+    ]
+
+
+def _peer_mistakes(entries: list[PeerOverride], swarm: SwarmSection | None) -> Iterable[str]:
+    ids: set[int] = set()
+    addresses: dict[tuple[str, int], int] = {}
+    for entry in entries:
+        if swarm and entry.id >= swarm.peers:
+            allowed = f"with swarm.peers = {swarm.peers} the ids are 0 to {swarm.peers - 1}"
+            yield f"[[peer]] {entry.id}: id = {entry.id}: there is no such peer; {allowed}"
+        if entry.id in ids:
+            yield f"[[peer]] {entry.id}: id = {entry.id}: has two entries; put all its keys into one"
+        ids.add(entry.id)
+        other = addresses.setdefault((entry.host, entry.port), entry.id)
+        if entry.port and other != entry.id:
+            yield (
+                f"[[peer]] {entry.id}: port = {entry.port}: is the port of peer {other} on {entry.host} too; "
+                "take another, or 0 for any free one"
+            )
+
+
+def _raise_any(mistakes: Iterable[str]) -> None:
+    if lines := list(mistakes):
+        raise ValueError("\n".join(lines))

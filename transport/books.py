@@ -1,0 +1,114 @@
+"""The ledger: every byte of every connection as ZMTP frames it, kept apart as payload, stream and retransmitted, and the kernel's word on it.
+
+`payload` is what a method gets, `stream` everything in the TCP stream (handshake, framing, headers, heartbeats, acknowledgements,
+repeats). On Linux the stream is compared with TCP_INFO, to the byte; where that cannot be read the books say so.
+"""
+
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+# ZMTP 3.1, NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the routing id.
+_GREETING = 64
+_SOCKET_TYPE = 1 + len("Socket-Type") + 4
+_IDENTITY = 1 + len("Identity") + 4
+_READY = 1 + len("READY")
+
+# struct tcp_info of Linux 4.19 and later.
+_BYTES_ACKED, _BYTES_RECEIVED, _BYTES_RETRANSMITTED, _TCP_INFO_SIZE = 120, 128, 208, 216
+
+
+def frame_bytes(body: int) -> int:
+    """Bytes on the wire of one ZMTP frame: a flag, a length of 1 or 8 bytes, the body."""
+    return body + (2 if body <= 255 else 9)
+
+
+def handshake_bytes(socket_type: str, routing_id: bytes) -> int:
+    """Bytes that one side of a connection sends before its first message."""
+    return _GREETING + frame_bytes(_READY + _SOCKET_TYPE + len(socket_type) + _IDENTITY + len(routing_id))
+
+
+@dataclass(frozen=True)
+class TcpCounters:
+    """What the kernel counted on one connection. Out counts bytes the other side has acknowledged."""
+
+    out: int
+    into: int
+    retransmitted: int
+
+
+def tcp_counters(descriptor: int) -> TcpCounters | None:
+    """Read TCP_INFO of a descriptor that libzmq owns; None where there is none (not TCP, not Linux). OSError when it is closed."""
+    if sys.platform != "linux":
+        return None
+    # A duplicate that stays open would hide the other side's closing from libzmq.
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(info) < _TCP_INFO_SIZE:
+        return None
+    read = [struct.unpack_from("=Q", info, at)[0] for at in (_BYTES_ACKED, _BYTES_RECEIVED, _BYTES_RETRANSMITTED)]
+    return TcpCounters(*read)
+
+
+@dataclass
+class Connection:
+    """One connection to or from a neighbor, and the bytes that should have crossed it."""
+
+    neighbor: int
+    opened_here: bool
+    descriptor: int
+    stream_out: int
+    stream_in: int
+    closed: bool = False
+    kernel: TcpCounters | None = None
+
+    def read_kernel(self) -> bool:
+        """Compare with the kernel's counters; True when both agree to the byte or cannot be compared."""
+        if not self.closed:
+            try:
+                self.kernel = tcp_counters(self.descriptor)
+            except OSError:
+                self.closed = True
+        return self.closed or self.kernel is None or self.agrees
+
+    @property
+    def agrees(self) -> bool:
+        # The side that connected counts its SYN as one acknowledged byte.
+        syn = 1 if self.opened_here else 0
+        kernel = self.kernel
+        return kernel is not None and (kernel.out - syn, kernel.into) == (self.stream_out, self.stream_in)
+
+    def facts(self) -> dict[str, object]:
+        """The journal's line."""
+        kernel = self.kernel
+        if self.closed:
+            verified, note = None, "closed before its counters could be read"
+        elif kernel is None:
+            verified, note = None, "no kernel counters for this transport"
+        else:
+            verified, note = self.agrees, ""
+        return {
+            "neighbor": self.neighbor,
+            "direction": "out" if self.opened_here else "in",
+            "stream_out": self.stream_out,
+            "stream_in": self.stream_in,
+            "kernel_out": None if kernel is None else kernel.out - (1 if self.opened_here else 0),
+            "kernel_in": None if kernel is None else kernel.into,
+            "kernel_retransmitted": None if kernel is None else kernel.retransmitted,
+            "verified": verified,
+            "note": note,
+        }
+
+
+@dataclass
+class EdgeBook:
+    """What this peer sent along one outgoing edge. Stream holds all it wrote to that neighbor, on either connection."""
+
+    messages: int = 0
+    payload: int = 0
+    stream: int = 0
+    retransmitted: int = 0

@@ -1,0 +1,44 @@
+"""What a peer knows of a neighbor's life: alive, suspect, stalled, dead or left, judged by the peer's own clock only."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from topology.sections import TransportSection
+
+State = Literal["alive", "suspect", "stalled", "dead", "left"]
+
+
+@dataclass
+class Neighbor:
+    """One neighbor as seen from here. Times are seconds of this peer's monotonic clock."""
+
+    id: int
+    heard_at: float
+    incarnation: int = -1
+    state: State = "alive"
+    disconnected_at: float | None = None
+    round: int = 0
+    round_since: float = 0.0
+    offers_from: int = 0
+
+    @property
+    def gone(self) -> bool:
+        return self.state in ("dead", "left")
+
+    def judge(self, now: float, settings: TransportSection, round_deadline_s: float) -> tuple[State, str]:
+        """The state this neighbor is in now, and why."""
+        if self.state == "left":
+            return "left", "said goodbye"
+        silence = now - self.heard_at
+        cut = self.disconnected_at is not None and now - self.disconnected_at > settings.disconnected_s
+        if cut:
+            return "dead", f"its connection closed and was not opened again in {settings.disconnected_s:g} s"
+        if silence > settings.dead_s:
+            return "dead", f"silent for {silence:.1f} s"
+        if silence > settings.suspect_s:
+            return "suspect", f"silent for {silence:.1f} s"
+        if self.disconnected_at is not None:
+            return "suspect", "its connection closed"
+        if self.round and now - self.round_since > round_deadline_s:
+            return "stalled", f"in round {self.round} for {now - self.round_since:.1f} s"
+        return "alive", "heard from"

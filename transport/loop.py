@@ -1,0 +1,398 @@
+"""The one thread of a peer that owns its sockets: it moves the protocol's messages over ZeroMQ and keeps the books.
+
+Every node binds one ROUTER and opens one DEALER to each neighbor it sends to. What a node says on its own account goes out on
+its DEALER; answers go back on the connection that asked. So no two connections land on the same pair of sockets.
+"""
+
+import queue
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from topology.sections import TransportSection
+from transport import control
+from transport.books import Connection, EdgeBook, frame_bytes, handshake_bytes
+from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Piece, decode, encode
+from transport.protocol import Protocol
+from transport.transfers import Delivery, Event, Missing, Send
+
+Record = Callable[[str, dict[str, Any]], None]
+
+BATCH = 64  # messages read from one socket before the others get their turn
+REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which peer this is, in which of its lives, in which run."""
+
+    peer: int
+    incarnation: int
+    run: bytes
+
+    def routing_id(self) -> bytes:
+        return f"{self.peer}.{self.incarnation}".encode()
+
+
+class Loop(threading.Thread):
+    """Runs until told to close. Commands are called in this thread, in order, with the time."""
+
+    def __init__(
+        self, identity: Identity, protocol: Protocol, settings: TransportSection, bind: str, supervisor: str, record: Record
+    ) -> None:
+        super().__init__(name=f"transport of peer {identity.peer}", daemon=True)
+        self.identity, self.protocol, self.settings = identity, protocol, settings
+        self.bind, self.supervisor, self.record = bind, supervisor, record
+        self.endpoint: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Delivery | Missing | None] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[control.Order | None] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
+        self.stop_ordered = threading.Event()
+        self.open_rounds: frozenset[int] = frozenset()
+        self.open_rounds_changed = threading.Condition()
+        self.failure: BaseException | None = None
+        self.books: defaultdict[int, EdgeBook] = defaultdict(EdgeBook)
+        self.payload_received = 0
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._connections: list[Connection] = []
+        self._inward: dict[bytes, Connection] = {}
+        self._routing_ids: dict[int, bytes] = {}
+        self._outward: dict[int, Connection] = {}
+        self._dealers: dict[int, zmq.Socket[bytes]] = {}
+        self._monitors: dict[zmq.Socket[bytes], int | None] = {}
+        self._backlog: dict[int, deque[Send]] = defaultdict(deque)
+        self._refusals = 0
+        self._settle_by: float | None = None
+        self._settled: Callable[[], None] = lambda: None
+        self._closing = False
+        self._next_tick = 0.0
+
+    # Called by the peer's main thread.
+
+    def command(self, act: Callable[[float], None]) -> None:
+        """Have something done in the loop's thread."""
+        self.commands.put(act)
+        try:
+            self._wake_writer.send(b"!")
+        except OSError:
+            pass  # full: it will wake for the earlier ones; closed: it has ended, which whoever waits for it notices
+
+    # Everything below runs in the loop's thread.
+
+    def run(self) -> None:
+        context = zmq.Context(io_threads=1)
+        context.max_sockets = 2 * len(self.protocol.neighbors) + 64
+        try:
+            self._open(context)
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            self.failure = error
+            self.endpoint.put(error)
+            self.inbox.put(None)
+            self.orders.put(None)
+        finally:
+            self._close(context)
+            self._wake_reader.close()
+            self._wake_writer.close()
+            with self.open_rounds_changed:
+                self.open_rounds_changed.notify_all()
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._control = self._socket(context, zmq.DEALER)
+        self._control.setsockopt(zmq.ROUTING_ID, self.identity.routing_id())
+        # For the last words; the supervisor reads until this process has ended.
+        self._control.setsockopt(zmq.LINGER, 2000)
+        self._control.connect(self.supervisor)
+        self._router = self._socket(context, zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.bind(self.bind)
+        self._poller = zmq.Poller()
+        for readable in (self._router, self._control, self._wake_reader):
+            self._poller.register(readable, zmq.POLLIN)
+        self._watch(self._router, None)
+        self.endpoint.put(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def _close(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        for opened in self._sockets:
+            opened.disable_monitor()  # before the monitor is closed: the other order can hang
+        for monitor in self._monitors:
+            monitor.close(linger=0)
+        for opened in self._sockets:
+            opened.close()
+        context.term()
+
+    def _socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        opened = context.socket(kind)
+        self._sockets.append(opened)
+        opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.SNDHWM, 256)
+        opened.setsockopt(zmq.RCVHWM, 256)
+        opened.setsockopt(zmq.IMMEDIATE, 1)
+        opened.setsockopt(zmq.MAXMSGSIZE, self.settings.piece_bytes + 4096)
+        opened.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        # A ZMTP heartbeat is answered by libzmq although Python hangs, and cuts a slow large frame: beats are our own.
+        opened.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        opened.setsockopt(zmq.RECONNECT_IVL, 100)
+        opened.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        opened.setsockopt(zmq.BACKLOG, 256)
+        return opened
+
+    def _watch(self, watched: zmq.Socket[bytes], neighbor: int | None) -> None:
+        monitor = watched.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._monitors[monitor] = neighbor
+        self._poller.register(monitor, zmq.POLLIN)
+
+    def connect(self, endpoints: dict[int, str]) -> None:
+        """Open a DEALER to each neighbor this peer sends to; one that is not there will be judged dead."""
+        for neighbor in sorted(self.protocol.sends_to & endpoints.keys()):
+            dealer = self._socket(self._context, zmq.DEALER)
+            dealer.setsockopt(zmq.ROUTING_ID, self.identity.routing_id())
+            self._dealers[neighbor] = dealer
+            self._watch(dealer, neighbor)
+            self._poller.register(dealer, zmq.POLLIN)
+            dealer.connect(endpoints[neighbor])
+
+    def settle(self, now: float, settled: Callable[[], None]) -> None:
+        """Say goodbye, wait for the neighbors' goodbyes, and compare every connection with the kernel."""
+        self.protocol.leave()
+        self._settle_by = now + self.settings.drain_s
+        self._settled = settled
+
+    def close(self, _: float) -> None:
+        self._closing = True
+
+    def report(self, report: control.Report) -> None:
+        """Tell the supervisor. It reads all the time; were it stuck, the loop must not be."""
+        try:
+            self._control.send(control.encode(report), zmq.DONTWAIT)
+        except zmq.Again:
+            self.record("refused", {"source": "supervisor", "reason": "does not read its control socket"})
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        pause = max(0.0, self._next_tick - now)
+        if self._settle_by is not None or any(self._backlog.values()):
+            pause = min(pause, 0.01)
+        ready = {source for source, _ in self._poller.poll(pause * 1e3)}
+        for monitor in list(self._monitors):
+            if monitor in ready:
+                self._read_monitor(monitor)
+        if self._wake_reader.fileno() in ready:
+            self._wake_reader.recv(4096)
+            while not self.commands.empty():
+                self.commands.get()(time.monotonic())
+                self._dispatch()
+        if self._router in ready:
+            self._read(self._router, None)
+        for neighbor, dealer in self._dealers.items():
+            if dealer in ready:
+                self._read(dealer, neighbor)
+        if self._control in ready:
+            self._read_control()
+        for neighbor in [neighbor for neighbor, waiting in self._backlog.items() if waiting]:
+            self._flush(neighbor)
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = self.protocol.tick(now)
+            self._dispatch()
+            self.report(self._progress())
+        if self._settle_by is not None:
+            self._try_to_settle(now)
+
+    def _progress(self) -> control.Progress:
+        stream = sum(book.stream for book in self.books.values())
+        return control.Progress(self.protocol.round, sorted(self.protocol.awaited), self.payload_received, stream)
+
+    def _read_control(self) -> None:
+        for _ in range(BATCH):
+            try:
+                order = control.decode_order(self._control.recv(zmq.DONTWAIT))
+            except zmq.Again:
+                return
+            if isinstance(order, control.Stop):
+                self.stop_ordered.set()
+                self.inbox.put(None)
+                with self.open_rounds_changed:
+                    self.open_rounds_changed.notify_all()
+            self.orders.put(order)
+
+    def _read_monitor(self, monitor: zmq.Socket[bytes]) -> None:
+        neighbor = self._monitors[monitor]
+        while monitor.poll(0):
+            event = recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_CONNECTED and neighbor is not None:
+                self._outward[neighbor] = Connection(
+                    neighbor,
+                    True,
+                    int(event["value"]),
+                    handshake_bytes("DEALER", self.identity.routing_id()),
+                    handshake_bytes("ROUTER", b""),
+                )
+                self._connections.append(self._outward[neighbor])
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._disconnected(neighbor, int(event["value"]))
+        self._dispatch()
+
+    def _disconnected(self, neighbor: int | None, descriptor: int) -> None:
+        for connection in self._connections:
+            here = connection.opened_here == (neighbor is not None)
+            if here and not connection.closed and connection.descriptor == descriptor:
+                connection.closed = True
+                self.protocol.disconnected(time.monotonic(), connection.neighbor)
+
+    def _read(self, readable: zmq.Socket[bytes], dealer_of: int | None) -> None:
+        for _ in range(BATCH):
+            try:
+                frames = readable.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            now = time.monotonic()
+            routing_id = b"" if dealer_of is not None else frames.pop(0).bytes
+            size = sum(frame_bytes(len(frame)) for frame in frames)
+            try:
+                envelope, body = self._open_message(frames)
+                if dealer_of is None:
+                    connection = self._connection_from(routing_id, envelope, frames[0])
+                elif envelope.source == dealer_of:
+                    connection = self._outward[dealer_of]
+                else:
+                    raise BadMessage(f"peer {dealer_of} speaks as peer {envelope.source}")
+            except BadMessage as error:
+                known = self._inward.get(routing_id) if dealer_of is None else self._outward.get(dealer_of)
+                if known is not None:
+                    known.stream_in += size
+                self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
+                continue
+            connection.stream_in += size
+            checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
+            self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
+            self._dispatch()
+
+    def _open_message(self, frames: list[zmq.Frame]) -> tuple[Envelope, memoryview | None]:
+        if not 1 <= len(frames) <= 2:
+            raise BadMessage(f"{len(frames)} frames, 1 or 2 are allowed")
+        envelope = decode(frames[0].buffer)
+        if envelope.run != self.identity.run:
+            raise BadMessage(f"run {envelope.run.hex()} is not this run")
+        if envelope.source not in self.protocol.neighbors:
+            raise BadMessage(f"peer {envelope.source} is no neighbor")
+        if (len(frames) == 2) != isinstance(envelope.message, Piece):
+            raise BadMessage("a body belongs to a piece, and to nothing else")
+        return envelope, frames[1].buffer if len(frames) == 2 else None
+
+    def _connection_from(self, routing_id: bytes, envelope: Envelope, frame: zmq.Frame) -> Connection:
+        expected = Identity(envelope.source, envelope.incarnation, envelope.run).routing_id()
+        if routing_id != expected:
+            raise BadMessage(f"says it is {expected.decode()}")
+        descriptor = int(frame.get("__fd"))
+        known = self._inward.get(routing_id)
+        if known is not None and not known.closed and known.descriptor == descriptor:
+            return known
+        if known is not None:
+            known.closed = True
+        connection = Connection(
+            envelope.source, False, descriptor, handshake_bytes("ROUTER", b""), handshake_bytes("DEALER", routing_id)
+        )
+        self._connections.append(connection)
+        self._inward[routing_id] = connection
+        self._routing_ids[envelope.source] = routing_id
+        return connection
+
+    def _refuse(self, source: str, reason: str) -> None:
+        self._refusals += 1
+        if self._refusals <= REFUSALS_RECORDED:
+            self.record("refused", {"source": source, "reason": reason})
+
+    def _dispatch(self) -> None:
+        """Act on what the protocol says."""
+        for output in self.protocol.take():
+            match output:
+                case Send():
+                    if self._backlog[output.to] or not self._transmit(output):
+                        self._queue(output)
+                case Delivery():
+                    output.verified = time.monotonic()
+                    self.payload_received += output.layout.bytes
+                    self.inbox.put(output)
+                case Missing():
+                    self.record("missing", {"round": output.round, "sender": output.sender, "reason": output.reason})
+                    self.inbox.put(output)
+                case Event(name="acknowledged", facts=facts):
+                    book = self.books[facts["receiver"]]
+                    book.messages += 1
+                    book.payload += facts["payload"]
+                    book.retransmitted += facts["retransmitted"]
+                case Event(name=name, facts=facts):
+                    self.record(name, facts)
+        rounds = frozenset(outgoing.round for outgoing in self.protocol.outgoing.values())
+        if rounds != self.open_rounds:
+            with self.open_rounds_changed:
+                self.open_rounds = rounds
+                self.open_rounds_changed.notify_all()
+
+    def _queue(self, send: Send) -> None:
+        waiting = self._backlog[send.to]
+        if self.protocol.neighbors[send.to].gone:
+            waiting.clear()
+        elif not (isinstance(send.message, Beat) and waiting):
+            waiting.append(send)
+
+    def _flush(self, neighbor: int) -> None:
+        waiting = self._backlog[neighbor]
+        if self.protocol.neighbors[neighbor].gone:
+            waiting.clear()
+        while waiting and self._transmit(waiting[0]):
+            waiting.popleft()
+
+    def _transmit(self, send: Send) -> bool:
+        """Hand a message to its socket; False when the socket cannot take it now."""
+        dealer = None if send.reply else self._dealers.get(send.to)
+        routing_id = self._routing_ids.get(send.to)
+        if (send.to not in self._outward) if dealer is not None else routing_id is None:
+            return False  # not connected yet, or the event that says so is not read yet
+        me = self.identity
+        header = encode(Envelope(PROTOCOL_VERSION, me.run, me.peer, me.incarnation, send.message))
+        frames: list[Any] = [header] if send.body is None else [header, send.body]
+        try:
+            if dealer is not None:
+                dealer.send_multipart(frames, zmq.DONTWAIT, copy=False)
+                connection = self._outward[send.to]
+            else:
+                assert routing_id is not None
+                self._router.send_multipart([routing_id, *frames], zmq.DONTWAIT, copy=False)
+                connection = self._inward[routing_id]
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return True  # the connection is gone; the protocol asks again or gives up
+        size = sum(frame_bytes(len(frame)) for frame in frames)
+        connection.stream_out += size
+        self.books[send.to].stream += size
+        return True
+
+    def _try_to_settle(self, now: float) -> None:
+        assert self._settle_by is not None
+        goodbyes = all(neighbor.gone for neighbor in self.protocol.neighbors.values())
+        flushed = not any(self._backlog.values())
+        if (goodbyes and flushed and all([connection.read_kernel() for connection in self._connections])) or (
+            now > self._settle_by
+        ):
+            for connection in self._connections:
+                self.record("connection", connection.facts())
+            self._settle_by = None
+            self._settled()

@@ -1,0 +1,167 @@
+"""A peer's door to its neighbors: share a snapshot, gather theirs, and leave; every wait in it ends.
+
+The main thread of a peer talks to its sockets' thread (`transport.loop`) only through this object.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from transport import control
+from transport.layout import Bytes, Snapshot
+from transport.loop import Loop
+from transport.transfers import Delivery, Missing
+
+T = TypeVar("T")
+
+ROUNDS_IN_FLIGHT = 2  # snapshots a peer may have underway; in an undirected graph a correct neighbor is never further behind
+
+
+class Stopped(Exception):
+    """The supervisor ordered this peer to stop."""
+
+
+class TransportError(RuntimeError):
+    """The transport of this peer cannot go on."""
+
+
+class Node:
+    """Wraps a `Loop` that is not yet started."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.waited_s = 0.0
+
+    def open(self, timeout_s: float) -> str:
+        """Bind, and return where. Raises the error of the bind."""
+        self._loop.start()
+        endpoint = self._loop.endpoint.get(timeout=timeout_s)
+        if isinstance(endpoint, BaseException):
+            raise TransportError(f"cannot bind {self._loop.bind}: {endpoint}") from endpoint
+        return endpoint
+
+    def connect(self, endpoints: dict[int, str]) -> None:
+        """Open the connections to the neighbors this peer sends to."""
+        self._ask(lambda _: self._loop.connect(endpoints))
+
+    def report(self, report: control.Report) -> None:
+        self._loop.command(lambda _: self._loop.report(report))
+
+    def await_order(self, kind: type[T], timeout_s: float) -> T:
+        """The supervisor's next order, which must be of this kind."""
+        try:
+            order = self._loop.orders.get(timeout=timeout_s)
+        except queue.Empty as error:
+            raise TransportError(f"no {kind.__name__} from the supervisor within {timeout_s:g} s") from error
+        if order is None:
+            raise TransportError("the transport thread ended") from self._loop.failure
+        if isinstance(order, control.Stop):
+            raise Stopped
+        if not isinstance(order, kind):
+            raise TransportError(f"the supervisor said {order}, expected {kind.__name__}")
+        return order
+
+    def enter(self, round: int) -> None:
+        """Begin a round."""
+        self.check()
+        self._ask(lambda now: self._loop.protocol.enter(now, round))
+
+    def share(self, snapshot: Snapshot, receivers: Iterable[int]) -> None:
+        """Offer a snapshot to neighbors, and go on. Waits first while too many rounds are underway."""
+        to = tuple(receivers)
+        if to:
+            self._wait_until(lambda: len(self._loop.open_rounds) < ROUNDS_IN_FLIGHT)
+            self._ask(lambda now: self._loop.protocol.submit(now, snapshot, to))
+
+    def gather(self, senders: Iterable[int]) -> Iterator[Delivery | Missing]:
+        """This round's snapshots of these neighbors as they arrive; each ends in a `Delivery` or a `Missing`.
+
+        The reader gives each delivered block back with `release` when it has read it; only then may another snapshot follow.
+        """
+        waiting = set(senders)
+        expected = tuple(waiting)
+        self._loop.command(lambda now: self._loop.protocol.expect(now, expected))
+        while waiting:
+            began = time.monotonic()
+            item = self._next()
+            self.waited_s += time.monotonic() - began
+            self.check()
+            if item is None or item.sender not in waiting:
+                continue
+            waiting.discard(item.sender)
+            if isinstance(item, Delivery):
+                item.taken = time.monotonic()
+                self._loop.record("delivered", item.facts())
+            yield item
+
+    def _next(self) -> Delivery | Missing | None:
+        # The protocol resolves whatever is awaited by its deadline; only the end of its thread could leave it open.
+        while True:
+            try:
+                return self._loop.inbox.get(timeout=1.0)
+            except queue.Empty:
+                if not self._loop.is_alive():
+                    raise TransportError("the transport thread ended") from self._loop.failure
+
+    def release(self, block: Bytes) -> None:
+        """Give a delivered block back."""
+        self._loop.command(lambda _: self._loop.protocol.release(block))
+
+    def drain(self) -> None:
+        """Wait until every snapshot offered is taken, declined or given up."""
+        self._wait_until(lambda: not self._loop.open_rounds)
+
+    def settle(self, timeout_s: float) -> None:
+        """Say goodbye and have every connection compared with the kernel; writes the books to the journal."""
+        settled = threading.Event()
+        self._loop.command(lambda now: self._loop.settle(now, settled.set))
+        if not settled.wait(timeout_s):
+            raise TransportError(f"the books could not be closed within {timeout_s:g} s")
+        edges = [{"receiver": receiver} | vars(book) for receiver, book in sorted(self._loop.books.items())]
+        self._loop.record("books", {"edges": edges})
+
+    def close(self, timeout_s: float) -> None:
+        """Close every socket and end the thread."""
+        self._loop.command(self._loop.close)
+        self._loop.join(timeout_s)
+        if self._loop.is_alive():
+            raise TransportError(f"the transport thread did not end within {timeout_s:g} s")
+
+    def check(self) -> None:
+        """Raises `Stopped` when the supervisor ordered so, `TransportError` when the sockets' thread has died."""
+        if self._loop.failure is not None:
+            raise TransportError("the transport thread failed") from self._loop.failure
+        if self._loop.stop_ordered.is_set():
+            raise Stopped
+
+    def _ask(self, act: Callable[[float], None]) -> None:
+        """Have something done in the loop's thread, and wait until it is."""
+        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run(now: float) -> None:
+            try:
+                act(now)
+            except Exception as error:
+                answer.put(error)
+            else:
+                answer.put(None)
+
+        self._loop.command(run)
+        while True:
+            try:
+                error = answer.get(timeout=1.0)
+                break
+            except queue.Empty:
+                if not self._loop.is_alive():
+                    raise TransportError("the transport thread ended") from self._loop.failure
+        if error is not None:
+            raise error
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        # The protocol ends every transfer, by delivery or by its deadline, so this ends too.
+        with self._loop.open_rounds_changed:
+            while not condition():
+                self.check()
+                self._loop.open_rounds_changed.wait(1.0)

@@ -1,0 +1,133 @@
+"""The two ends of one snapshot's journey along one edge, as plain records: what was promised, what has been done, what it cost."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transport.layout import Bytes, Layout, Snapshot
+from transport.messages import Message, Offer
+
+
+@dataclass(frozen=True)
+class Send:
+    """A message to put on the wire. A reply goes back on the connection that the neighbor opened."""
+
+    to: int
+    message: Message
+    body: memoryview | None = None
+    reply: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth a line in the journal."""
+
+    name: str
+    facts: dict[str, object]
+
+
+@dataclass
+class Outgoing:
+    """A snapshot on its way to a neighbor, seen from the sender."""
+
+    sequence: int
+    to: int
+    round: int
+    snapshot: Snapshot
+    submitted: float
+    probe_at: float
+    limit: int = 0
+    sent: int = 0
+    parked: bool = False
+    attempts: int = 0
+    probed_at: float | None = None
+    resent_bytes: int = 0
+
+    def offer(self) -> Offer:
+        layout = self.snapshot.layout
+        return Offer(
+            self.sequence,
+            self.round,
+            layout.hash,
+            layout.bytes,
+            len(self.snapshot.checksums),
+            self.snapshot.digest,
+            self.submitted,
+        )
+
+
+@dataclass
+class Incoming:
+    """A snapshot on its way from a neighbor, seen from the receiver. Until it has a block it is only an offer."""
+
+    sender: int
+    offer: Offer
+    layout: Layout
+    block: Bytes | None = None
+    limit: int = 0
+    received: int = 0
+    repeats: int = 0
+    first_sent: float = float("inf")
+    checksums: list[int | None] = field(default_factory=list)
+
+    def accept(self, block: Bytes, window: int) -> None:
+        self.block = block
+        self.checksums = [None] * self.offer.pieces
+        self.limit = min(window, self.offer.pieces)
+
+    def absent(self) -> list[int]:
+        """Pieces that were asked for and are not here."""
+        return [index for index in range(self.limit) if self.checksums[index] is None]
+
+
+@dataclass
+class Delivery:
+    """A complete, verified snapshot of a neighbor. `release` gives its block back; until then the block is the reader's.
+
+    The five times are consecutive: submitted, first piece handed to the socket, last piece received, verified, taken.
+    """
+
+    sender: int
+    round: int
+    layout: Layout
+    block: Bytes
+    digest: int
+    pieces: int
+    repeats: int
+    submitted: float
+    first_sent: float
+    last_received: float
+    verified: float = 0.0
+    taken: float = 0.0
+
+    def buffers(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+        """The named buffers, as read-only views into the block."""
+        return self.layout.unpack(self.block)
+
+    def facts(self) -> dict[str, object]:
+        """The journal's line: bytes, and the five times, which add up to the observed one."""
+        milliseconds = {
+            "queue_ms": self.first_sent - self.submitted,
+            "wire_ms": self.last_received - self.first_sent,
+            "verify_ms": self.verified - self.last_received,
+            "injected_ms": 0.0,
+            "inbox_ms": self.taken - self.verified,
+            "observed_ms": self.taken - self.submitted,
+        }
+        return {
+            "round": self.round,
+            "sender": self.sender,
+            "payload": self.layout.bytes,
+            "pieces": self.pieces,
+            "repeats": self.repeats,
+            "digest": f"{self.digest:016x}",
+        } | {name: round(seconds * 1e3, 4) for name, seconds in milliseconds.items()}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A snapshot that was expected in this round and will not come."""
+
+    sender: int
+    round: int
+    reason: str
