@@ -1,4 +1,4 @@
-"""The `swarm` command. Sets one thread for the numeric libraries before anything loads them, since many processes share the cores."""
+"""The `swarm` command. Holds the numeric libraries to one thread before they load: many processes share the cores."""
 
 import os
 import sys

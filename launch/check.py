@@ -78,7 +78,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     connected = "connected" if facts["connected"] else "NOT connected"
     console.print(
-        f"{facts['peers']} peers, {facts['edges']} directed edges, {connected}, spectral gap {facts['spectral_gap']:.4f}\n"
+        f"{facts['peers']} peers, {facts['edges']} directed edges, {connected}, "
+        f"spectral gap {facts['spectral_gap']:.4f}\n"
         f"payload: {facts['payload_bytes_per_round']:,} bytes a round, {facts['payload_bytes_total']:,} bytes "
         f"({megabytes(facts['payload_bytes_total'])}) in {facts['rounds']} rounds\n"
         f"predicted memory: {facts['predicted_memory_mb']:,.0f} MB",

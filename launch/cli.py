@@ -1,4 +1,4 @@
-"""The command line: run, check, report, compare, methods. Wrong input gives one message and exit status 2, never a traceback."""
+"""The command line. Wrong input gives one message and exit status 2, never a traceback."""
 
 import json
 import time
@@ -23,9 +23,7 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="The topology file (docs/topology-file.md).")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a key: --set swarm.rounds=3. May be repeated.")
-]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set swarm.rounds=3. May be repeated.")]
 
 
 @contextmanager
@@ -44,9 +42,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; must be empty or new. Default: runs/NAME-TIME.")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Show nothing but troubles and the last line.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but troubles and the last line.")] = False,
 ) -> None:
     """Run a swarm to its end. Exit status: 0 complete, 3 degraded, 1 failed, 2 the input was wrong."""
     zero = time.monotonic()
@@ -55,9 +51,7 @@ def run(
         topology = load(file, set_ or [])
         folder = out or Path("runs") / f"{topology.swarm.name}-{datetime.now():%Y%m%d-%H%M%S}"
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise TopologyError(
-                f"--out: {folder} exists and is not an empty folder. Name another, or remove it"
-            )
+            raise TopologyError(f"--out: {folder} exists and is not an empty folder. Name another, or remove it")
         from launch.start import start
 
         supervisor = start(topology, folder, console, quiet, zero)

@@ -25,7 +25,7 @@ MEASURES = (
 )
 HEADERS = [
     *("run", "method", "seed", "status"),
-    *("global", "local", "round", "payload MB", "stream MB", "latency p50 ms", "wall s", "peak MB"),
+    *("global", "local", "round", "payload MB", "stream MB", "latency p50 ms", "wall s", "peak MiB"),
 ]
 WORDS = 4  # so many leading columns are words, not measurements
 
@@ -134,18 +134,14 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
         if row.status != "complete":
             notes.append(f"{row.run} is {row.status}: left out of the means.")
         elif row.seed in group:
-            notes.append(
-                f"{row.run} repeats {group[row.seed].run} (same settings and seed): left out of the means."
-            )
+            notes.append(f"{row.run} repeats {group[row.seed].run} (same settings and seed): left out of the means.")
         else:
             group[row.seed] = row
     means = [
         Mean(
             method=next(iter(group.values())).method,
             seeds=tuple(sorted(group)),
-            measures={
-                name: _mean_and_error([row.measures[name] for row in group.values()]) for name in MEASURES
-            },
+            measures={name: _mean_and_error([row.measures[name] for row in group.values()]) for name in MEASURES},
         )
         for group in groups.values()
         if len(group) > 1

@@ -90,7 +90,9 @@ def _count_on(axes: "Axes", axis: str) -> None:
 def _legend_above(axes: "Axes", columns: int, corner: Literal["lower left", "lower right"]) -> None:
     # Beside long tick labels an axes is narrow: ranged right, the legend has the whole figure's width.
     anchor = (float(corner == "lower right"), 1.01)
-    axes.legend(loc=corner, bbox_to_anchor=anchor, ncols=columns, borderaxespad=0.0)
+    legend = axes.legend(loc=corner, bbox_to_anchor=anchor, ncols=columns, borderaxespad=0.0)
+    for line in legend.get_lines():
+        line.set_alpha(1.0)  # what is faint among a hundred would not be seen alone
 
 
 def draw_accuracy(run: Run) -> "Figure | None":
@@ -206,9 +208,7 @@ def draw_latency(run: Run) -> "Figure | None":
     top.xaxis.set_minor_formatter(NullFormatter())
     for name, line in (("p50", "-"), ("p95", "--"), ("p99", ":")):
         value = run.summary["latency_ms"][name]
-        top.axvline(
-            value, color="black", linewidth=1.1, linestyle=line, label=f"{name} {units.milliseconds(value)}"
-        )
+        top.axvline(value, color="black", linewidth=1.1, linestyle=line, label=f"{name} {units.milliseconds(value)}")
     top.set(xlabel="observed time of a message (ms, log scale)", ylabel="messages", xlim=(low, high))
     _count_on(top, "y")
     _legend_above(top, 3, "lower right")

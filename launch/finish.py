@@ -1,4 +1,4 @@
-"""What a run leaves behind once its processes have ended: the summary, the report, and a last line that tells the truth."""
+"""What a run leaves behind when its processes have ended: summary, report, and a last line that tells the truth."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ class PlainView(View):
 
     def show(self, peers: dict[int, PeerState]) -> None:
         self._peers = peers
-        living = {id for id, peer in peers.items() if peer.alive or peer.phase == "ended" and not peer.reason}
+        living = {id for id, peer in peers.items() if peer.alive or (peer.phase == "ended" and not peer.reason)}
         while living and living <= self._rounds[self._said + 1].keys():
             self._said += 1
             self._finish(self._said, list(self._rounds.pop(self._said).values()))
@@ -101,7 +101,7 @@ class LiveView(PlainView):
             table.add_row(
                 str(peer.id),
                 self._plan.facts[peer.id].spec.name,
-                peer.reason and "lost" or peer.phase,
+                (peer.reason and "lost") or peer.phase,
                 str(min(peer.round, self._plan.topology.swarm.rounds)),
                 fraction(peer.validation_accuracy),
                 fraction(peer.global_accuracy),

@@ -97,9 +97,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Html:
     return Html(f'<dl class="facts">{join(entries)}</dl>')
 
 
-def table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1, wrap_last: bool = False
-) -> Html:
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1, wrap_last: bool = False) -> Html:
     """A table that scrolls by itself; its first `left` columns are words, the others numbers."""
 
     def row(tag: str, cells: Sequence[object]) -> Html:
@@ -107,14 +105,11 @@ def table(
         if wrap_last:
             classes[-1] = "wrap" if tag == "td" else "left"
         opened = (f'<{tag} class="{name}">' if name else f"<{tag}>" for name in classes)
-        return Html(
-            "".join(f"{start}{text(cell)}</{tag}>" for start, cell in zip(opened, cells, strict=True))
-        )
+        return Html("".join(f"{start}{text(cell)}</{tag}>" for start, cell in zip(opened, cells, strict=True)))
 
     body = join(Html(f"<tr>{row('td', cells)}</tr>") for cells in rows)
     return Html(
-        f'<div class="scroll"><table><thead><tr>{row("th", headers)}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll"><table><thead><tr>{row("th", headers)}</tr></thead>\n<tbody>{body}</tbody></table></div>'
     )
 
 

@@ -29,9 +29,7 @@ def write_report(run_dir: str | Path) -> Path:
             pictures.append(page.picture(drawing.title, drawing.caption, png))
     path = run.path / "report.html"
     part = path.with_suffix(".html.part")
-    part.write_text(
-        page.document(f"{run.summary['name']}: report", _compose(run, pictures)), encoding="utf-8"
-    )
+    part.write_text(page.document(f"{run.summary['name']}: report", _compose(run, pictures)), encoding="utf-8")
     part.replace(path)
     return path
 
@@ -130,13 +128,9 @@ def _first_few(troubles: list[str], what: str) -> list[str]:
 def _key_numbers(run: Run) -> Html:
     summary, counted = run.summary, run.summary["bytes"]
     selected = summary["selected_round"]
-    chosen = (
-        f"round {selected}, mean over {summary['peers_by_round'][selected - 1]} peers" if selected else "none"
-    )
+    chosen = f"round {selected}, mean over {summary['peers_by_round'][selected - 1]} peers" if selected else "none"
     latency = summary["latency_ms"]
-    injected = (
-        f", {units.milliseconds(summary['injected_ms'])} injected in all" if summary["injected_ms"] else ""
-    )
+    injected = f", {units.milliseconds(summary['injected_ms'])} injected in all" if summary["injected_ms"] else ""
     over = "everything written to the sockets"
     if counted["without_books"]:
         over = "without the peers that left no books"
@@ -161,8 +155,7 @@ def _key_numbers(run: Run) -> Html:
             (
                 "Latency, median",
                 units.milliseconds(latency["p50"]),
-                f"p95 {units.milliseconds(latency['p95'])}, "
-                f"p99 {units.milliseconds(latency['p99'])}{injected}",
+                f"p95 {units.milliseconds(latency['p95'])}, p99 {units.milliseconds(latency['p99'])}{injected}",
             ),
             ("Messages missing", f"{len(summary['missing']):,}", "never came before their deadline"),
             ("Wall time", units.duration(summary["wall_s"]), f"start to first round {startup}"),
@@ -220,7 +213,7 @@ def _peers(run: Run) -> Html:
         "local acc.",
         "payload in MB",
     ]
-    headers += ["payload out MB", "stream out MB", "peak MB", "wait", "end"]
+    headers += ["payload out MB", "stream out MB", "peak MiB", "wait", "end"]
     note = f"Accuracy at the selected round ({selected}). " if selected else ""
     return page.join(
         [

@@ -39,9 +39,7 @@ class Outcome:
     status: Literal["complete", "degraded", "failed"]
     started_at: str  # ISO 8601 with its offset from UTC
     wall_s: float
-    startup_s: float | None = (
-        None  # start to the first round of the last peer; None if that was never reached
-    )
+    startup_s: float | None = None  # start to the first round of the last peer; None if that was never reached
     reason: str = ""  # why the run ended early, in words
     exits: Mapping[int, Exit] = field(default_factory=dict)
     foretold_payload_by_round: Sequence[int] = ()  # what `swarm check` says each round will cost, bytes
@@ -154,9 +152,7 @@ def summarize(run_dir: str | Path, outcome: Outcome) -> dict[str, Any]:
         "connections": _check_connections(journals),
         "peak_rss_mb": _find_peak_memory(journals),
         "faults": {},
-        "missing": [
-            list(one) for one in sorted({(e["round"], e["peer"], e["sender"]) for e in journals.missing})
-        ],
+        "missing": [list(one) for one in sorted({(e["round"], e["peer"], e["sender"]) for e in journals.missing})],
         "peers_lost": lost,
         "versions": _list_versions(),
     }
@@ -235,9 +231,7 @@ def _explain_end(status: int | None, errors: Sequence[Event]) -> str:
     return "its journal ends without a finished event"
 
 
-def _count_bytes(
-    peers: int, journals: Journals, foretold_by_round: Sequence[int], complete: bool
-) -> dict[str, Any]:
+def _count_bytes(peers: int, journals: Journals, foretold_by_round: Sequence[int], complete: bool) -> dict[str, Any]:
     last = max((event["round"] for event in (*journals.rounds, *journals.delivered)), default=0)
     by_round = [0] * last
     received: dict[tuple[int, int], int] = {}
@@ -282,9 +276,7 @@ def _check_connections(journals: Journals) -> dict[str, Any]:
     return {
         "verified": sum(event["verified"] is True for event in journals.connections),
         "mismatched": [
-            {key: event.get(key) for key in shown}
-            for event in journals.connections
-            if event["verified"] is False
+            {key: event.get(key) for key in shown} for event in journals.connections if event["verified"] is False
         ],
         "not_available": sum(event["verified"] is None for event in journals.connections),
         "unaccounted": [list(pair) for pair in sorted(talked - checked)],

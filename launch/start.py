@@ -1,4 +1,4 @@
-"""The moment between reading a file and running it: all that can be wrong is found here, before a process is started."""
+"""Between reading a file and running it: all that can be wrong is found before a process is started."""
 
 import os
 import resource
@@ -45,8 +45,8 @@ def check_ports(topology: Topology) -> None:
                     probe.bind((override.host, override.port))
                 except OSError as error:
                     raise TopologyError(
-                        f"[[peer]] {override.id}: port: {override.host}:{override.port} cannot be bound: {error.strerror}. "
-                        "Choose another, or leave the key out: any free port is then taken"
+                        f"[[peer]] {override.id}: port: {override.host}:{override.port} cannot be bound: "
+                        f"{error.strerror}. Choose another, or leave the key out: any free port is then taken"
                     ) from error
 
 

@@ -1,4 +1,4 @@
-"""Runs a planned swarm to its end: starts the peers, hands out addresses, watches, settles, and never waits without a limit.
+"""Runs a planned swarm to its end: starts peers, hands out addresses, watches, settles; no wait without a limit.
 
 One thread, one poll: the peers' reports, the fork server's, and signals. A peer that dies is named at once and the others go on.
 """
@@ -74,9 +74,7 @@ class Supervisor:
     def __init__(self, plan: Plan, folder: Path, view: View, zero: float) -> None:
         self._plan, self._folder, self._view = plan, folder, view
         self._sockets = Path(tempfile.mkdtemp(prefix="swarm-"))
-        self._run = Run(
-            secrets.token_bytes(16), folder, f"ipc://{self._sockets}/supervisor", self._sockets, zero
-        )
+        self._run = Run(secrets.token_bytes(16), folder, f"ipc://{self._sockets}/supervisor", self._sockets, zero)
         self._peers = {id: PeerState(id) for id in plan.peers}
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._startup_s: float | None = None
@@ -126,24 +124,16 @@ class Supervisor:
         self._wait(lambda: not self._in_phase("starting"), STARTUP_LIMIT_S, "did not get ready")
         self._order(
             lambda peer: control.Addresses(
-                {
-                    j: self._peers[j].endpoint
-                    for j in self._plan.graph.successors(peer.id)
-                    if self._peers[j].endpoint
-                }
+                {j: self._peers[j].endpoint for j in self._plan.graph.successors(peer.id) if self._peers[j].endpoint}
             )
         )
         self._startup_s = time.monotonic() - self._run.zero
         self._mark("ready", "learning")
         self._wait(lambda: not self._in_phase("learning"), None, "")
         self._order(lambda _: control.Settle())
-        self._wait(
-            lambda: not self._in_phase("done"), self._plan.topology.transport.drain_s + 60.0, "did not settle"
-        )
+        self._wait(lambda: not self._in_phase("done"), self._plan.topology.transport.drain_s + 60.0, "did not settle")
         self._order(lambda _: control.Close())
-        self._wait(
-            lambda: not any(peer.alive for peer in self._peers.values()), CLOSING_LIMIT_S, "did not end"
-        )
+        self._wait(lambda: not any(peer.alive for peer in self._peers.values()), CLOSING_LIMIT_S, "did not end")
 
     def _in_phase(self, phase: Phase) -> bool:
         return any(peer.phase == phase for peer in self._peers.values())
@@ -157,9 +147,7 @@ class Supervisor:
         for peer in self._peers.values():
             if peer.alive and peer.endpoint:
                 try:
-                    self._router.send_multipart(
-                        [f"{peer.id}.0".encode(), control.encode(order(peer))], zmq.DONTWAIT
-                    )
+                    self._router.send_multipart([f"{peer.id}.0".encode(), control.encode(order(peer))], zmq.DONTWAIT)
                 except zmq.ZMQError as error:
                     self._lose(peer, f"could not be told: {error}")
 
@@ -256,11 +244,7 @@ class Supervisor:
         expected = status == 0 and (self._stopping or peer.phase == "settled")
         peer.phase, peer.status = "ended", status
         if not expected and not peer.reason:
-            how = (
-                f"was killed by {signal.Signals(-status).name}"
-                if status < 0
-                else f"ended with status {status}"
-            )
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             log = self._run.peer_folder(peer.id) / "log.txt"
             self._lose(peer, f"{how} in round {peer.round}; its log is {log}")
             if status > 0 and log.exists():

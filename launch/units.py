@@ -20,8 +20,8 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.2f} MB"
 
 
-def memory(size_mb: float | None) -> str:
-    return "–" if size_mb is None else f"{size_mb:,.0f} MB"
+def memory(size_mib: float | None) -> str:
+    return "–" if size_mib is None else f"{size_mib:,.0f} MiB"
 
 
 def milliseconds(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Which device each peer computes on. Looking for devices never initializes CUDA, which could not be forked afterwards."""
+"""Which device each peer computes on. Looking for devices never initializes CUDA, for it could not be forked then."""
 
 import os
 
@@ -16,7 +16,7 @@ def visible_devices() -> int:
 
 
 def assign_devices(topology: Topology) -> tuple[str, ...]:
-    """The device of each peer. "auto" deals the visible CUDA devices round robin, or takes the CPU where there are none."""
+    """The device of each peer. "auto" deals the visible CUDA devices round robin, or takes the CPU without any."""
     assign = topology.devices.assign
     peers = range(topology.swarm.peers)
     wanted = [override.device for i in peers if (override := topology.override(i)) is not None and override.device]

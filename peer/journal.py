@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends to `events.jsonl`. Any thread may write; `t` counts seconds from `zero` on the machine's monotonic clock."""
+    """Appends to `events.jsonl`, from any thread; `t` counts seconds from `zero` on the machine's monotonic clock."""
 
     def __init__(self, path: Path, zero: float) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

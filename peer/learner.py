@@ -99,6 +99,6 @@ def accuracy(samples: Tensor, correct: Tensor) -> float | None:
 
 
 def class_statistics(samples: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """What CRAD shares beside a snapshot: n_c (C,) int32 and the accuracy a_c (C,) float32, 0 where there is no sample."""
+    """What CRAD shares beside a snapshot: n_c (C,) int32 and accuracy a_c (C,) float32, 0 where there is no sample."""
     rate = torch.where(samples > 0, correct / samples.clamp(min=1), 0.0)
     return samples.to(torch.int32), rate.to(torch.float32)

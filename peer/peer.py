@@ -89,14 +89,16 @@ class Peer:
             self.node.share(seal(layout, block, transport.piece_bytes), receivers)
 
     def gather(self) -> Iterator[Arrival]:
-        """The neighbors' messages of this round, in the order in which they arrive; ends when all are here or given up."""
+        """The neighbors' messages of this round, as they arrive; ends when all are here or given up."""
         for item in self.node.gather(self.plan.senders(self.id, self.round)):
             if isinstance(item, Missing):
                 self.missing.append(item.sender)
                 continue
             self.present.append(item.sender)
             buffers = item.buffers()
-            extras = {name: torch.from_numpy(buffer) for name, buffer in buffers.items() if not name.startswith("model.")}
+            extras = {
+                name: torch.from_numpy(buffer) for name, buffer in buffers.items() if not name.startswith("model.")
+            }
             try:
                 yield Arrival(item.sender, snapshot.received(buffers, self.topology.transport.dtype), extras)
             finally:
@@ -164,7 +166,7 @@ class Peer:
 
 
 class RoundBatches:
-    """The batches of one peer in one round, on its device. Made anew at each pass, so a late teacher costs no memory."""
+    """The batches of one peer in one round, on its device; made anew at each pass, so they take no memory."""
 
     def __init__(self, peer: Peer) -> None:
         training, data = peer.topology.training, peer.topology.data

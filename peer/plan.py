@@ -21,7 +21,7 @@ from peer.devices import assign_devices
 from peer.methods.base import Method
 from peer.methods.registry import make
 from peer.snapshot import weights
-from topology import Topology, TopologyError, graphs
+from topology import Topology, graphs
 from topology.file import ModelSpec
 from topology.seeds import stream
 from transport.layout import Layout
@@ -99,7 +99,7 @@ class Plan:
         return graphs.mixing_matrix(self.graph)
 
     def predicted_memory_mb(self, peer: int) -> float:
-        """An estimate of a peer's own memory: process, training state, snapshots in flight, one teacher an architecture."""
+        """An estimate of a peer's own memory: process, training state, messages in flight, teachers."""
         own = self.facts[peer]
         states = 4 if self.topology.training.optimizer == "adam" else 3
         teachers = {self.facts[j].label: self.facts[j] for j in self.graph.predecessors(peer)} if self.exchanges else {}
@@ -137,9 +137,7 @@ def make_plan(topology: Topology) -> Plan:
         classes_per_peer=topology.data.classes_per_peer,
         min_samples=topology.data.min_samples,
     )
-    shards = tuple(
-        split_shard(data.y_train, parts[i], stream(seed, "split", i), topology.data.held_out) for i in peers
-    )
+    shards = tuple(split_shard(data.y_train, parts[i], stream(seed, "split", i), topology.data.held_out) for i in peers)
     specs = [topology.model_of(i) for i in peers]
     known = {label(spec): spec for spec in specs}
     facts = {key: _facts(spec, data, method, topology.transport.dtype) for key, spec in known.items()}
@@ -154,7 +152,10 @@ def make_plan(topology: Topology) -> Plan:
         update={
             "method": topology.method.model_copy(update={"options": method.settings.model_dump()}),
             "devices": topology.devices.model_copy(
-                update={"assign": list(dict.fromkeys(devices)), "threads": max(1, cores // len(peers)) if shared == "auto" else shared}
+                update={
+                    "assign": list(dict.fromkeys(devices)),
+                    "threads": max(1, cores // len(peers)) if shared == "auto" else shared,
+                }
             ),
         }
     )

@@ -1,10 +1,9 @@
-"""A model as it travels and as it is kept: its floating parameters and buffers, in their order, in float32 or a 16-bit type.
+"""A model as it travels and as it is kept: its floating parameters and buffers, in order, in 32 or 16 bits.
 
 Step counters and other integer buffers stay at home: a teacher in evaluation mode does not use them.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -82,4 +81,4 @@ def save_checkpoint(folder: Path, model: nn.Module, facts: Mapping[str, object])
 def _replace(path: Path, content: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
-    os.replace(partial, path)
+    partial.replace(path)

@@ -35,9 +35,7 @@ def draw(graph: nx.DiGraph[int], path: str | Path, models: Sequence[str]) -> Non
             graph, places, ax=axes, edgelist=edges, arrows=arrows, edge_color="#888888", alpha=0.6,
             **({"node_size": 300, "arrowsize": 12} if arrows else {}),
         )  # fmt: skip
-    nx.draw_networkx_nodes(
-        graph, places, ax=axes, node_color=[colors[name] for name in models], node_size=300
-    )
+    nx.draw_networkx_nodes(graph, places, ax=axes, node_color=[colors[name] for name in models], node_size=300)
     nx.draw_networkx_labels(graph, places, ax=axes, font_size=8)
     dots = [Line2D([], [], marker="o", linestyle="", color=colors[name], label=name) for name in names]
     figure.legend(handles=dots, loc="lower center", ncols=min(4, len(dots)), frameon=False)

@@ -41,14 +41,10 @@ def read_edges(path: Path) -> list[Edge]:
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
-        raise TopologyError(
-            f"{key}: there is no such file; a path is relative to the topology file"
-        ) from None
+        raise TopologyError(f"{key}: there is no such file; a path is relative to the topology file") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TopologyError(
-            f"{key}: cannot be read: {reason}; it must be a text file with one edge a line"
-        ) from error
+        raise TopologyError(f"{key}: cannot be read: {reason}; it must be a text file with one edge a line") from error
     edges, mistakes = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split("#")[0].split(maxsplit=2)

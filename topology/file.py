@@ -131,9 +131,7 @@ def _apply(override: str, data: dict[str, Any]) -> None:
     if not (equals and dot and section and name):
         raise TopologyError(f"{override!r}: an override is section.key=value, such as swarm.rounds=5")
     if section in ("peer", "edge"):
-        raise TopologyError(
-            f"{override!r}: [[{section}]] entries cannot be overridden; change them in the file"
-        )
+        raise TopologyError(f"{override!r}: [[{section}]] entries cannot be overridden; change them in the file")
     table = data.setdefault(section, {})
     if isinstance(table, dict):
         table[name] = _value(override, text.strip())

@@ -105,8 +105,7 @@ def _k_regular(peers: int, degree: int, rng: random.Random) -> nx.Graph[int]:
         parity = "an even number" if peers % 2 else "a whole number"
         raise TopologyError(
             f"graph.degree = {degree}: impossible for a connected k-regular graph with swarm.peers = {peers}: "
-            f"must be {parity} from {least} to {peers - 1}"
-            + (", for peers * degree is even" if peers % 2 else "")
+            f"must be {parity} from {least} to {peers - 1}" + (", for peers * degree is even" if peers % 2 else "")
         )
     # The few absent edges of a dense graph are drawn, not the many present ones: the draw seldom fails then.
     absent = peers - 1 - degree
@@ -124,11 +123,7 @@ def _small_world(peers: int, degree: int, rewire: float, rng: random.Random) -> 
         most = (peers - 1) // 2 * 2
         raise TopologyError(
             f"graph.degree = {degree}: impossible for a small-world graph with swarm.peers = {peers}: "
-            + (
-                f"must be an even number from 2 to {most}, half on either side"
-                if most
-                else "takes 3 peers or more"
-            )
+            + (f"must be an even number from 2 to {most}, half on either side" if most else "takes 3 peers or more")
         )
     draws = (nx.watts_strogatz_graph(peers, degree, rewire, seed=rng) for _ in range(DRAWS))
     return _first_connected(draws, f"graph.rewire = {rewire}", "take a lower one, or a higher graph.degree")
@@ -174,18 +169,13 @@ def _set_weights(graph: nx.DiGraph[int], weighted: Iterable[Edge], topology: Top
         for sender, receiver in _ways(edge, topology.directed):
             if not graph.has_edge(sender, receiver):
                 to = ", ".join(map(str, sorted(graph.successors(sender))))
-                yield (
-                    f"{edge.where}: the {topology.graph.kind} graph has no such edge; peer {sender} sends to {to}"
-                )
+                yield (f"{edge.where}: the {topology.graph.kind} graph has no such edge; peer {sender} sends to {to}")
                 break
             graph.edges[sender, receiver]["weight"] = edge.weight
     symmetric = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
     degrees = dict(graph.in_degree)
     for receiver in graph:
-        given = {
-            sender: graph.edges[sender, receiver].get("weight")
-            for sender in sorted(graph.predecessors(receiver))
-        }
+        given = {sender: graph.edges[sender, receiver].get("weight") for sender in sorted(graph.predecessors(receiver))}
         total = sum(weight for weight in given.values() if weight is not None)
         without = [str(sender) for sender, weight in given.items() if weight is None]
         if total > 1 + ROUNDING:

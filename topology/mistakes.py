@@ -21,11 +21,7 @@ def sentences(error: ValidationError, model: type[BaseModel], data: Mapping[str,
         path, sentence = guide.explain(mistake)
         found.setdefault(path, sentence)
     # A value that fits no branch of a union fails once for each; the mistake farthest inside is the real one.
-    return [
-        text
-        for path, text in found.items()
-        if not any(path == other[: len(path)] != other for other in found)
-    ]
+    return [text for path, text in found.items() if not any(path == other[: len(path)] != other for other in found)]
 
 
 def shown(value: object) -> str:
@@ -140,9 +136,7 @@ class _Guide:
         """The section where a key would be known."""
         for name, section in self.schema["properties"].items():
             tables = [
-                table
-                for branch in self._branches(section)
-                for table in self._branches(branch.get("items", branch))
+                table for branch in self._branches(section) for table in self._branches(branch.get("items", branch))
             ]
             owners = [table for table in tables if word in table.get("properties", {})]
             kinds = [owner["properties"]["kind"]["const"] for owner in owners if name == "graph"]
@@ -190,9 +184,7 @@ def _choices(branch: Node) -> list[str]:
 
 def _label(head: str, entry: object) -> str:
     ends = (
-        [entry.get(key) for key in (("id",) if head == "peer" else ("from", "to"))]
-        if isinstance(entry, dict)
-        else []
+        [entry.get(key) for key in (("id",) if head == "peer" else ("from", "to"))] if isinstance(entry, dict) else []
     )
     return " -> ".join(map(str, ends)) if ends and all(isinstance(end, int) for end in ends) else ""
 

@@ -24,9 +24,7 @@ Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-Device = Annotated[
-    str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="'cpu', or 'cuda:0', 'cuda:1', …")
-]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="'cpu', or 'cuda:0', 'cuda:1', …")]
 
 
 class Section(BaseModel):

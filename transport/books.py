@@ -1,7 +1,8 @@
-"""The ledger: every byte of every connection as ZMTP frames it, kept apart as payload, stream and retransmitted, and the kernel's word on it.
+"""The ledger: every byte of every connection as ZMTP frames it, and the kernel's word on it.
 
-`payload` is what a method gets, `stream` everything in the TCP stream (handshake, framing, headers, heartbeats, acknowledgements,
-repeats). On Linux the stream is compared with TCP_INFO, to the byte; where that cannot be read the books say so.
+`payload` is what a method gets, `stream` everything in the TCP stream (handshake, framing, headers, heartbeats,
+acknowledgements, repeats). On Linux the stream is compared with TCP_INFO, to the byte; where that cannot be
+read the books say so.
 """
 
 import os
@@ -10,7 +11,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
-# ZMTP 3.1, NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the routing id.
+# ZMTP 3.1, NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the
+# routing id.
 _GREETING = 64
 _SOCKET_TYPE = 1 + len("Socket-Type") + 4
 _IDENTITY = 1 + len("Identity") + 4
@@ -40,7 +42,7 @@ class TcpCounters:
 
 
 def tcp_counters(descriptor: int) -> TcpCounters | None:
-    """Read TCP_INFO of a descriptor that libzmq owns; None where there is none (not TCP, not Linux). OSError when it is closed."""
+    """Read TCP_INFO of libzmq's descriptor; None where there is none (not TCP, not Linux), OSError when closed."""
     if sys.platform != "linux":
         return None
     # A duplicate that stays open would hide the other side's closing from libzmq.

@@ -1,4 +1,4 @@
-"""The talk between the supervisor and the peers: who is where, how far it is, when to stop. It carries no learning data.
+"""The talk between supervisor and peers: who is where, how far it is, when to stop. It carries no learning data.
 
 Each peer opens one DEALER to the supervisor's ROUTER, over a Unix socket in a private folder.
 """

@@ -1,4 +1,4 @@
-"""Named buffers laid out in one block of bytes: what is in a snapshot, and where, known to both ends before a byte moves.
+"""Named buffers laid out in one block of bytes, known to both ends before a byte moves.
 
 A receiver allocates from the layout it expects, never from what a sender claims; only the layout's hash travels.
 """
@@ -92,7 +92,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A block that will not change any more, with the checksum of each piece, ready to be sent to any number of neighbors."""
+    """A block that will not change any more, with the checksum of each piece, ready for any number of neighbors."""
 
     layout: Layout
     block: Bytes

@@ -1,4 +1,4 @@
-"""What a peer knows of a neighbor's life: alive, suspect, stalled, dead or left, judged by the peer's own clock only."""
+"""What a peer knows of a neighbor's life: alive, suspect, stalled, dead or left, judged by its own clock only."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -46,7 +46,13 @@ class Loop(threading.Thread):
     """Runs until told to close. Commands are called in this thread, in order, with the time."""
 
     def __init__(
-        self, identity: Identity, protocol: Protocol, settings: TransportSection, bind: str, supervisor: str, record: Record
+        self,
+        identity: Identity,
+        protocol: Protocol,
+        settings: TransportSection,
+        bind: str,
+        supervisor: str,
+        record: Record,
     ) -> None:
         super().__init__(name=f"transport of peer {identity.peer}", daemon=True)
         self.identity, self.protocol, self.settings = identity, protocol, settings
@@ -176,6 +182,8 @@ class Loop(threading.Thread):
 
     def report(self, report: control.Report) -> None:
         """Tell the supervisor. It reads all the time; were it stuck, the loop must not be."""
+        if isinstance(report, control.Round):
+            self.report(self._progress())
         try:
             self._control.send(control.encode(report), zmq.DONTWAIT)
         except zmq.Again:

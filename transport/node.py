@@ -16,7 +16,7 @@ from transport.transfers import Delivery, Missing
 
 T = TypeVar("T")
 
-ROUNDS_IN_FLIGHT = 2  # snapshots a peer may have underway; in an undirected graph a correct neighbor is never further behind
+ROUNDS_IN_FLIGHT = 2  # snapshots a peer may have underway: along undirected edges no neighbor is further behind
 
 
 class Stopped(Exception):
@@ -78,7 +78,8 @@ class Node:
     def gather(self, senders: Iterable[int]) -> Iterator[Delivery | Missing]:
         """This round's snapshots of these neighbors as they arrive; each ends in a `Delivery` or a `Missing`.
 
-        The reader gives each delivered block back with `release` when it has read it; only then may another snapshot follow.
+        The reader gives each delivered block back with `release` when it has read it; only then may another
+        snapshot follow.
         """
         waiting = set(senders)
         expected = tuple(waiting)
@@ -97,7 +98,8 @@ class Node:
             yield item
 
     def _next(self) -> Delivery | Missing | None:
-        # The protocol resolves whatever is awaited by its deadline; only the end of its thread could leave it open.
+        # The protocol resolves whatever is awaited by its deadline; only the end of its thread could leave it
+        # open.
         while True:
             try:
                 return self._loop.inbox.get(timeout=1.0)

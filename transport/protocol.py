@@ -1,4 +1,4 @@
-"""Delivery along the edges of a peer, exactly once or reported missing, with no socket, clock, thread or randomness inside.
+"""Delivery along a peer's edges, exactly once or reported missing; no socket, clock, thread or randomness inside.
 
 Commands, messages and ticks go in, each with the time; messages to send, deliveries and events come out of `take`. A driver
 moves them over ZeroMQ (`transport.node`) or through a simulated network (`transport.simulated`).
@@ -33,7 +33,7 @@ OFFERS_HELD = 8  # offers a neighbor may have waiting; a correct one never has m
 
 
 class Protocol:
-    """One peer's end of all its edges. `layouts` says, for each neighbor it hears from, what a snapshot of it looks like."""
+    """One peer's end of all its edges. `layouts` says what a snapshot of each neighbor it hears from looks like."""
 
     def __init__(
         self,
@@ -121,7 +121,9 @@ class Protocol:
         """A message of a neighbor; for a piece, its bytes and the checksum computed from them as they arrived."""
         neighbor = self.neighbors[source]
         if incarnation < neighbor.incarnation:
-            self._event("refused", source=source, reason=f"incarnation {incarnation} is over, {neighbor.incarnation} lives")
+            self._event(
+                "refused", source=source, reason=f"incarnation {incarnation} is over, {neighbor.incarnation} lives"
+            )
             return
         if incarnation > neighbor.incarnation:
             if neighbor.incarnation >= 0:

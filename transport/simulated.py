@@ -1,4 +1,4 @@
-"""The protocol of several peers in a simulated network: a virtual clock, seeded delays, losses, repeats, damage and deaths.
+"""The protocol of several peers in a simulated network: virtual clock, seeded delay, loss, repeats and damage.
 
 No socket and no thread: a whole swarm's exchange takes milliseconds, so a test can try thousands of seeds. What the network may do
 to a message is drawn from one generator; the order of events is a function of the seed.
@@ -42,7 +42,7 @@ class SimulatedPeer:
 
 
 class Network:
-    """Peers 0..N-1 joined by the edges of `layouts`: layouts[receiver][sender] is what travels from sender to receiver."""
+    """Peers 0..N-1 and their edges: layouts[receiver][sender] is what travels from sender to receiver."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The two ends of one snapshot's journey along one edge, as plain records: what was promised, what has been done, what it cost."""
+"""The two ends of one snapshot's journey along one edge, as plain records."""
 
 from dataclasses import dataclass, field
 
@@ -58,7 +58,7 @@ class Outgoing:
 
 @dataclass
 class Incoming:
-    """A snapshot on its way from a neighbor, seen from the receiver. Until it has a block it is only an offer."""
+    """A snapshot on its way from a neighbor, seen from the receiver; without a block it is only an offer."""
 
     sender: int
     offer: Offer
@@ -82,7 +82,7 @@ class Incoming:
 
 @dataclass
 class Delivery:
-    """A complete, verified snapshot of a neighbor. `release` gives its block back; until then the block is the reader's.
+    """A complete, verified snapshot of a neighbor. The block is the reader's until it is given back.
 
     The five times are consecutive: submitted, first piece handed to the socket, last piece received, verified, taken.
     """

@@ -91,9 +91,7 @@ def pathological(
     Every class has peers * classes_per_peer / classes owners, where that is no integer one more or one less.
     """
     if classes_per_peer > classes:
-        raise TopologyError(
-            f"data.classes_per_peer = {classes_per_peer}, but the data set has only {classes} classes."
-        )
+        raise TopologyError(f"data.classes_per_peer = {classes_per_peer}, but the data set has only {classes} classes.")
     if peers * classes_per_peer < classes:
         raise TopologyError(
             f"data.classes_per_peer = {classes_per_peer} with swarm.peers = {peers} leaves some of "
@@ -144,9 +142,7 @@ def assign_classes(peers: int, classes: int, classes_per_peer: int, rng: Generat
     for peer in range(peers):  # the classes with fewest owners first: that alone keeps the counts even
         order = rng.permutation(classes)
         owned[peer, order[np.argsort(owned.sum(0)[order], kind="stable")][:classes_per_peer]] = True
-    for _ in range(
-        10 * peers if peers > 1 else 0
-    ):  # trades between two peers keep all counts and forget the order
+    for _ in range(10 * peers if peers > 1 else 0):  # trades between two peers keep all counts and forget the order
         one, other = rng.choice(peers, 2, replace=False)
         differing = rng.permutation(np.flatnonzero(owned[one] != owned[other]))
         share = owned[one, differing].sum()
@@ -155,9 +151,7 @@ def assign_classes(peers: int, classes: int, classes_per_peer: int, rng: Generat
     return owned
 
 
-def _count_for_owners(
-    labels: NDArray[np.integer[Any]], owned: NDArray[np.bool_], kind: str
-) -> NDArray[np.int64]:
+def _count_for_owners(labels: NDArray[np.integer[Any]], owned: NDArray[np.bool_], kind: str) -> NDArray[np.int64]:
     counts = np.bincount(labels, minlength=owned.shape[1])
     owners = owned.sum(0)
     short = np.flatnonzero(counts < owners)
@@ -184,16 +178,13 @@ def _draw_until(
     raise _too_small(described, peers, samples, min_samples, largest, advice)
 
 
-def _too_small(
-    described: str, peers: int, samples: int, min_samples: int, smallest: int, advice: str
-) -> TopologyError:
+def _too_small(described: str, peers: int, samples: int, min_samples: int, smallest: int, advice: str) -> TopologyError:
     if peers * min_samples > samples:
         reason = f"{peers} peers would need {peers * min_samples} samples and the training set has {samples}"
     else:
         reason = f"{described} gives the smallest of {peers} shards {smallest} of {samples} samples at best"
     return TopologyError(
-        f"data.min_samples = {min_samples} cannot be met: {reason}. "
-        f"Change {advice}data.min_samples or swarm.peers."
+        f"data.min_samples = {min_samples} cannot be met: {reason}. Change {advice}data.min_samples or swarm.peers."
     )
 
 

@@ -5,7 +5,6 @@ Images stay uint8 and are normalized batch by batch, so that processes forked af
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import importlib.util
 import os
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from topology.errors import TopologyError
+from topology.mistakes import suggestion
 
 Augment = Literal["none", "flip", "crop-flip"]
 
@@ -93,10 +93,8 @@ def load(name: str, root: str = "") -> DataSet:
     if name.startswith("npz:"):
         return _load_npz(name, Path(root).expanduser() / Path(name.removeprefix("npz:")).expanduser())
     if name not in _LOADERS:
-        close = difflib.get_close_matches(name, _LOADERS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise TopologyError(
-            f"data.name = {name!r}: there is no such data set.{hint} "
+            f"data.name = {name!r}: there is no such data set.{suggestion(name, _LOADERS)} "
             f"There are {', '.join(_LOADERS)} and npz:PATH."
         )
     return _LOADERS[name](name, root)
@@ -111,9 +109,7 @@ def _load_digits(name: str, root: str) -> DataSet:
     # Read from the package's own file: importing scikit-learn costs 1.5 s and 50 MB in every peer.
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
-        raise TopologyError(
-            "data.name = 'digits': they ship inside scikit-learn; run `pip install scikit-learn`."
-        )
+        raise TopologyError("data.name = 'digits': they ship inside scikit-learn; run `pip install scikit-learn`.")
     path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     with gzip.open(path, "rt", encoding="ascii") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
@@ -126,9 +122,7 @@ def _load_digits(name: str, root: str) -> DataSet:
 
 def _load_fashion_mnist(name: str, root: str) -> DataSet:
     local = _local_folder(root)
-    folders = (
-        [DEBIAN_FASHION_MNIST] if local is None else [local / "FashionMNIST" / "raw", DEBIAN_FASHION_MNIST]
-    )
+    folders = [DEBIAN_FASHION_MNIST] if local is None else [local / "FashionMNIST" / "raw", DEBIAN_FASHION_MNIST]
     for folder in folders:
         paths = [_idx_path(folder, file) for file in FASHION_FILES]
         found = [path for path in paths if path is not None]
@@ -156,9 +150,7 @@ def _load_cifar(name: str, root: str) -> DataSet:
     import torchvision  # here, not above: it takes seconds and 150 MB that no other set needs
 
     try:
-        train, test = (
-            getattr(torchvision.datasets, class_name)(folder, train=part) for part in (True, False)
-        )
+        train, test = (getattr(torchvision.datasets, class_name)(folder, train=part) for part in (True, False))
     except (RuntimeError, OSError) as error:
         raise TopologyError(
             f"data.name = {name!r}: the copy in {folder / inside} is incomplete or damaged ({error}). "
@@ -255,9 +247,7 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
         raise TopologyError(f"data: {path} is damaged ({error}); download it again.") from error
 
 
-def _read_npz(
-    name: str, path: Path, required: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, NDArray[Any]]:
+def _read_npz(name: str, path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
     with path.open("rb") as file:
         try:
             archive = np.load(file, allow_pickle=False)

@@ -28,9 +28,7 @@ class Shard:
     test: Indices
 
 
-def split_shard(
-    labels: NDArray[np.integer[Any]], indices: Indices, rng: Generator, held_out: float = 0.2
-) -> Shard:
+def split_shard(labels: NDArray[np.integer[Any]], indices: Indices, rng: Generator, held_out: float = 0.2) -> Shard:
     """Hold out a share of every class, rounded, and deal it in turn to validation and test, validation first.
 
     At least one sample of each class stays for training.

@@ -1,4 +1,4 @@
-"""Agreement only: CRAD's support and median filters, and a plain mean of the teachers that pass them (the paper's Stage 1)."""
+"""Agreement only: CRAD's filters, and a plain mean of the teachers that pass them (the paper's Stage 1)."""
 
 from typing import Literal
 

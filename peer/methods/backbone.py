@@ -1,7 +1,7 @@
-"""The round that CRAD and its variants share: snapshots out, teachers in as they arrive, distillation on the peer's own shard.
+"""The round that CRAD and its variants share: snapshots out, teachers in, distillation on the peer's own shard.
 
-CRAD: Class-wise Reliability-Aware Distillation for Decentralized Heterogeneous Federated Learning, Algorithm 1. What differs
-between the variants is the target alone.
+CRAD: Class-wise Reliability-Aware Distillation for Decentralized Heterogeneous Federated Learning, Algorithm 1.
+What differs between the variants is the target alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Evidence = tuple[Tensor, Tensor]
 Target = Callable[[Tensor, Mapping[int, Evidence], Tensor], Tensor]
-"""From teacher probabilities (J, B, C), each teacher's n and a (C,), in the same order, and the student's own probabilities
-(B, C) to the target (B, C)."""
+"""From teacher probabilities (J, B, C), each teacher's n and a (C,) in the same order, and the student's own
+probabilities (B, C) to the target (B, C)."""
 
 
 class DistillationSettings(Settings):
@@ -37,8 +37,8 @@ def distil(peer: Peer, settings: DistillationSettings, target: Target, *, with_s
     """One round of one peer; returns its mean loss."""
     peer.share(**(peer.statistics() if with_statistics else {}))
 
-    # A teacher is run on all of the round's batches as it arrives, and only its probabilities are kept: memory holds one
-    # teacher however many neighbors there are, and the next snapshot travels while this one answers.
+    # A teacher is run on all of the round's batches as it arrives, and only its probabilities are kept: memory
+    # holds one teacher however many neighbors there are, and the next snapshot travels while this one answers.
     batches = peer.batches()
     answers: dict[int, list[Tensor]] = {}
     evidence: dict[int, Evidence] = {}
@@ -70,9 +70,7 @@ def distil(peer: Peer, settings: DistillationSettings, target: Target, *, with_s
             if teachers and weight > 0:
                 q = torch.stack([answers[j][b] for j in teachers])
                 qbar = target(q, evidence, soften(z.detach(), settings.temperature))
-            loss = student_loss(
-                z, y, qbar, distillation_weight=weight, temperature=settings.temperature
-            )  # Eqs. 9, 10
+            loss = student_loss(z, y, qbar, distillation_weight=weight, temperature=settings.temperature)  # Eqs. 9, 10
             optimizer.step(loss)
             losses.append(loss.detach())
     return {"loss": float(torch.stack(losses).mean())}

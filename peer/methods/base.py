@@ -1,4 +1,4 @@
-"""What a method is: what it shares along an edge, and what a peer does in a round, written the way its paper's algorithm box is."""
+"""What a method is: what it shares along an edge, and what a peer does in a round."""
 
 from __future__ import annotations
 

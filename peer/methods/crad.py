@@ -249,7 +249,8 @@ class Crad(Method):
     def check(self, plan: Plan) -> None:
         if plan.topology.data.held_out == 0:
             raise TopologyError(
-                "data.held_out = 0: this method weighs teachers by their accuracy on held-out data. Set it above 0, e.g. 0.2"
+                "data.held_out = 0: this method weighs teachers by their accuracy on held-out data. "
+                "Set it above 0, e.g. 0.2"
             )
 
     def fields(self, model: nn.Module, classes: int, dtype: str) -> tuple[wire.Field, ...]:

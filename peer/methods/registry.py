@@ -1,6 +1,5 @@
 """Finds methods by name or as `package.module:Class`, and checks their settings."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 
 from peer.methods.base import Method
 from topology.errors import TopologyError
+from topology.mistakes import suggestion
 
 METHODS = {
     "crad": "peer.methods.crad:Crad",
@@ -25,10 +25,8 @@ def find(name: str) -> type[Method]:
     """The class of a method. Raises `TopologyError` saying what there is."""
     path = METHODS.get(name, name)
     if ":" not in path:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise TopologyError(
-            f"method.name: there is no method {name!r}.{hint} There are {', '.join(METHODS)}, "
+            f"method.name: there is no method {name!r}.{suggestion(name, METHODS)} There are {', '.join(METHODS)}, "
             "and any package.module:Class that derives from peer.methods.base.Method"
         )
     module_name, class_name = path.split(":", 1)
@@ -37,9 +35,7 @@ def find(name: str) -> type[Method]:
     except (ImportError, AttributeError) as error:
         raise TopologyError(f"method.name: cannot load {name!r}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Method)):
-        raise TopologyError(
-            f"method.name: {name!r} is not a class that derives from peer.methods.base.Method"
-        )
+        raise TopologyError(f"method.name: {name!r} is not a class that derives from peer.methods.base.Method")
     return found
 
 

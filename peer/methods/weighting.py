@@ -83,9 +83,7 @@ def class_weights(
 
 def _check_statistics(n: Tensor, a: Tensor) -> None:
     if n.dim() != 2 or n.shape != a.shape:
-        raise ValueError(
-            f"n has shape {tuple(n.shape)} and a has {tuple(a.shape)}; both must be (teachers, classes)"
-        )
+        raise ValueError(f"n has shape {tuple(n.shape)} and a has {tuple(a.shape)}; both must be (teachers, classes)")
     wrong = ~((a >= 0) & (a <= 1))
     if wrong.any():
         teacher, label = wrong.nonzero()[0].tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -17,6 +16,7 @@ from peer.models.plain import build_cnn3, build_cnn6, build_mlp
 from peer.models.resnet import ResNet
 from topology.errors import TopologyError
 from topology.file import ModelSpec
+from topology.mistakes import suggestion
 from topology.seeds import stream_seed
 
 Shape = tuple[int, int, int]  # (channels, height, width)
@@ -185,12 +185,10 @@ def _check_options(spec: ModelSpec, builder: Callable[..., Any]) -> None:
 def _import_callable(name: str) -> Callable[..., Any]:
     module_name, colon, attribute = name.partition(":")
     if not colon:
-        close = difflib.get_close_matches(name, _BUILDERS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
         raise _mistake(
             name,
-            f"there is no such model. {hint}There are {', '.join(_BUILDERS)}; one of your own is written "
-            "package.module:callable.",
+            f"there is no such model.{suggestion(name, _BUILDERS)} There are {', '.join(_BUILDERS)}; one of "
+            "your own is written package.module:callable.",
         )
     if not module_name or module_name.startswith(".") or not attribute:
         raise _mistake(name, "one of your own is written package.module:callable, such as mymodels:tiny_net.")

@@ -48,9 +48,7 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Stages of width, 2*width, 4*width, ... channels; all but the first halve the image."""
 
-    def __init__(
-        self, channels: int, classes: int, *, width: int, blocks: Sequence[int], projection: bool
-    ) -> None:
+    def __init__(self, channels: int, classes: int, *, width: int, blocks: Sequence[int], projection: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)

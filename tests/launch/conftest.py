@@ -106,7 +106,7 @@ class RunFolder:
             sender=sender,
             payload=payload,
             pieces=1,
-            attempts=1,
+            repeats=0,
             queue_ms=queue,
             wire_ms=wire,
             verify_ms=verify,
@@ -147,7 +147,7 @@ class RunFolder:
         )
 
     def finish(self, peer: int, *, status: str = "complete", peak_rss_mb: float = 150.0) -> None:
-        self.write(peer, "finished", status=status, peak_rss_mb=peak_rss_mb, wait_s=1.0, snapshot="00ff")
+        self.write(peer, "finished", status=status, peak_rss_mb=peak_rss_mb, snapshot="00ff")
 
     def close(self, **facts: Any) -> dict[str, Any]:
         """Summarize as the supervisor does at the end, write summary.json, and return it."""

@@ -93,7 +93,7 @@ def test_a_clean_run_says_so_and_gives_its_numbers_with_units(make_run):
         "Sent again 0.00 MB 2,000 B retransmitted",
         "Latency, median 12.5 ms p95 12.5 ms, p99 12.5 ms",
         "Wall time 1 min 15 s start to first round 1.5 s",
-        "Largest peer 321 MB",
+        "Largest peer 321 MiB",
         f"swarm run {run.path}/topology.toml",
         "equal to the byte: 5,000,000 B against 5,000,000 B",
         "equal on 2 of 2 edges",

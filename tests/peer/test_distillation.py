@@ -28,9 +28,7 @@ shares = st.floats(0, 1)
 def close(actual: Tensor, expected: Any, dtype: torch.dtype) -> None:
     """Within the tolerances the recorded values came with (they are rounded to 6 decimals)."""
     atol = 1e-6 if dtype == torch.float64 else 2e-5
-    torch.testing.assert_close(
-        actual.double(), torch.tensor(expected, dtype=torch.float64), atol=atol, rtol=0
-    )
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), atol=atol, rtol=0)
 
 
 def draw(seed: int, samples: int = 3, classes: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,9 +144,7 @@ def test_gradient_matches_finite_differences(
     z = logits.detach()
     slopes = [(loss_at(z + move) - loss_at(z - move)).item() / (2 * step) for move in moves]
     assert logits.grad is not None
-    torch.testing.assert_close(
-        logits.grad.flatten(), torch.tensor(slopes, dtype=torch.float64), atol=1e-7, rtol=1e-6
-    )
+    torch.testing.assert_close(logits.grad.flatten(), torch.tensor(slopes, dtype=torch.float64), atol=1e-7, rtol=1e-6)
 
 
 def test_a_row_of_zeros_learns_from_its_label_alone() -> None:
@@ -183,7 +179,11 @@ def test_a_target_of_certainty_is_finite() -> None:
     ],
 )
 def test_mistakes_are_explained(changes: dict[str, Any], message: str) -> None:
-    given = {"target": torch.full((2, 3), 1 / 3), "distillation_weight": 0.5, "temperature": 3.0} | changes
+    given: dict[str, Any] = {
+        "target": torch.full((2, 3), 1 / 3),
+        "distillation_weight": 0.5,
+        "temperature": 3.0,
+    } | changes
     with pytest.raises(ValueError, match=message):
         student_loss(torch.zeros(2, 3), torch.zeros(2).long(), **given)
 

@@ -182,7 +182,7 @@ def test_every_name_has_a_line() -> None:
     [
         (
             spec("resnet81"),
-            "no such model. Did you mean 'resnet8'.*There are resnet18, .*package.module:callable",
+            "no such model. Did you mean resnet8.*There are resnet18, .*package.module:callable",
         ),
         (spec("resnet8", width=0), "'resnet8'.* width = 0 must be a positive integer"),
         (spec("resnet8", width=True), "width = True must be a positive integer"),

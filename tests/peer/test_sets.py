@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import pickle
 import struct
 import subprocess
@@ -88,7 +89,7 @@ print([name for name in ("sklearn", "torchvision", "torch._dynamo") if name in s
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TopologyError, match="pip install scikit-learn"):
         load("digits")
 
@@ -278,7 +279,7 @@ def test_missing_data_is_named_with_its_place(
 
 
 def test_unknown_sets_get_a_suggestion() -> None:
-    with pytest.raises(TopologyError, match=r"data\.name = 'cifar-10'.*Did you mean 'cifar10'.*npz:PATH"):
+    with pytest.raises(TopologyError, match=r"data\.name = 'cifar-10'.*Did you mean cifar10.*npz:PATH"):
         load("cifar-10")
 
 

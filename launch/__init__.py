@@ -1,0 +1,1 @@
+"""How a swarm is started, watched, stopped and reported."""

@@ -1,0 +1,1 @@
+"""What one client does: data, models, learning, methods. One operating-system process."""
