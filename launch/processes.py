@@ -1,8 +1,9 @@
 """Starts peer processes from one preloaded fork server, and lets none outlive the supervisor, whatever kills it.
 
-The supervisor forks the server from itself once everything is imported, the data loaded and the plan made, and before it has a
-ZeroMQ context, a thread or a CUDA context. Each peer is a fork of that server, so it starts in milliseconds and shares
-its memory. The kernel kills the server when the supervisor dies, and each peer when the server dies.
+The supervisor forks the server from itself once everything is imported, the data loaded and the plan made, and
+before it has a ZeroMQ context, a thread or a CUDA context. Each peer is a fork of that server, so it starts in
+milliseconds and shares its memory. The kernel kills the server when the supervisor dies, and each peer when the
+server dies.
 """
 
 import ctypes
@@ -151,7 +152,7 @@ def _serve(channel: socket.socket, life: Life) -> None:
 
 
 def _ended() -> list[tuple[int, int]]:
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

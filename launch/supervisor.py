@@ -1,6 +1,7 @@
 """Runs a planned swarm to its end: starts peers, hands out addresses, watches, settles; no wait without a limit.
 
-One thread, one poll: the peers' reports, the fork server's, and signals. A peer that dies is named at once and the others go on.
+One thread, one poll: the peers' reports, the fork server's, and signals. A peer that dies is named at once and the
+others go on.
 """
 
 import secrets
@@ -9,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -158,12 +159,14 @@ class Supervisor:
             self._serve()
             now = time.monotonic()
             if self._stopping and now > self._stop_by:
-                self._kill(lambda _: True, f"did not stop within {STOP_LIMIT_S:g} s")
+                self._kill(self._peers.values(), f"did not stop within {STOP_LIMIT_S:g} s")
             elif self._stopping and not any(peer.alive for peer in self._peers.values()):
                 return
             elif end is not None and now > end:
                 phase = min((peer.phase for peer in self._peers.values() if peer.alive), key=_ORDER.index)
-                self._kill(lambda peer, phase=phase: peer.phase == phase, f"{reproach} within {limit_s:g} s")
+                self._kill(
+                    [peer for peer in self._peers.values() if peer.phase == phase], f"{reproach} within {limit_s:g} s"
+                )
                 end = now + CLOSING_LIMIT_S
             elif end is None:
                 self._kill_stragglers(now)
@@ -177,16 +180,13 @@ class Supervisor:
         stuck_s = silent_s + 2 * self._plan.topology.swarm.round_deadline_s
         for peer in learning:
             if now - peer.heard_at > silent_s:
-                self._kill(
-                    lambda other, peer=peer: other is peer,
-                    f"silent for {silent_s:g} s while all others were done",
-                )
+                self._kill([peer], f"silent for {silent_s:g} s while all others were done")
             elif all(now - other.moved_at > stuck_s for other in learning):
-                self._kill(lambda other, peer=peer: other is peer, f"no progress for {stuck_s:g} s")
+                self._kill([peer], f"no progress for {stuck_s:g} s")
 
-    def _kill(self, which: Callable[[PeerState], bool], reason: str) -> None:
-        for peer in self._peers.values():
-            if peer.alive and not peer.reason and which(peer):
+    def _kill(self, peers: Iterable[PeerState], reason: str) -> None:
+        for peer in peers:
+            if peer.alive and not peer.reason:
                 self._lose(peer, reason)
                 self._server.kill(peer.id)
 

@@ -23,11 +23,12 @@ def learning_rate(training: TrainingSection, round: int, rounds: int) -> float:
 class Optimizer:
     """SGD with momentum, or Adam, over a model's parameters, with a fresh state.
 
-    torch's functional forms, which are the same arithmetic: the classes import the compiler, 100 MB a process that is never used.
+    torch's functional forms, which are the same arithmetic: the classes import the compiler, 100 MB a process that
+    is never used.
     """
 
     def __init__(self, model: nn.Module, training: TrainingSection, rate: float) -> None:
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._training, self._rate = training, rate
         self._momentum: list[Tensor | None] = [None for _ in self._parameters]
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters] if self._is_adam else []

@@ -1,7 +1,7 @@
 """One peer as its method sees it: its model, its shard, its neighbors, and the verbs of an algorithm box.
 
-`share` what I have, `gather` what my neighbors have, run a `teacher`, learn from `batches` with an `optimizer`. All randomness is
-a function of (seed, peer, round), all time is booked under a name.
+`share` what I have, `gather` what my neighbors have, run a `teacher`, learn from `batches` with an `optimizer`. All
+randomness is a function of (seed, peer, round), all time is booked under a name.
 """
 
 import time

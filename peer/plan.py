@@ -26,7 +26,7 @@ from topology.file import ModelSpec
 from topology.seeds import stream
 from transport.layout import Layout
 
-PROCESS_MB = 60
+PROCESS_MB = 60.0
 """Own memory of a peer that has learnt a little, without models and batches: measured, rounded up."""
 
 
@@ -112,7 +112,7 @@ class Plan:
             + sum(fact.snapshot_bytes for fact in teachers.values())
             + 2 * batch
         )
-        return round(PROCESS_MB + bytes_ / 1e6, 1)
+        return PROCESS_MB + float(bytes_) / 1e6
 
 
 def label(spec: ModelSpec) -> str:
@@ -142,31 +142,21 @@ def make_plan(topology: Topology) -> Plan:
     known = {label(spec): spec for spec in specs}
     facts = {key: _facts(spec, data, method, topology.transport.dtype) for key, spec in known.items()}
     devices = assign_devices(topology)
-    cores = len(os.sched_getaffinity(0))
-    shared = topology.devices.threads
-    threads = tuple(
-        max(1, cores // len(peers)) if threads == "auto" else int(threads)
-        for threads in (_override(topology, i, "threads") or shared for i in peers)
-    )
+    fair = max(1, len(os.sched_getaffinity(0)) // len(peers))
+    shared = fair if topology.devices.threads == "auto" else topology.devices.threads
+    overrides = [topology.override(i) for i in peers]
+    threads = tuple((override.threads if override else None) or shared for override in overrides)
     resolved = topology.model_copy(
         update={
             "method": topology.method.model_copy(update={"options": method.settings.model_dump()}),
             "devices": topology.devices.model_copy(
-                update={
-                    "assign": list(dict.fromkeys(devices)),
-                    "threads": max(1, cores // len(peers)) if shared == "auto" else shared,
-                }
+                update={"assign": list(dict.fromkeys(devices)), "threads": shared},
             ),
         }
     )
     plan = Plan(resolved, graph, data, shards, tuple(facts[label(spec)] for spec in specs), method, devices, threads)
     method.check(plan)
     return plan
-
-
-def _override(topology: Topology, peer: int, key: str) -> object:
-    override = topology.override(peer)
-    return None if override is None else getattr(override, key)
 
 
 def _facts(spec: ModelSpec, data: sets.DataSet, method: Method, dtype: str) -> ModelFacts:

@@ -1,6 +1,7 @@
 """The life of one peer's process: bind, learn round by round, settle the books, leave. It always ends, and says how."""
 
 import faulthandler
+import io
 import os
 import resource
 import sys
@@ -90,8 +91,9 @@ def _redirect_output(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     faulthandler.enable()
 
 

@@ -32,24 +32,24 @@ def fields(model: nn.Module, dtype: str) -> tuple[Field, ...]:
     return tuple(Field(f"model.{name}", dtype, tuple(tensor.shape)) for name, tensor in weights(model).items())
 
 
-def to_wire(model: nn.Module, dtype: str) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def to_wire(model: nn.Module, dtype: str) -> dict[str, np.ndarray]:
     """A model's snapshot as buffers for `Layout.pack`."""
     return {f"model.{name}": encode(tensor, dtype) for name, tensor in weights(model).items()}
 
 
-def encode(tensor: Tensor, dtype: str) -> np.ndarray:  # type: ignore[type-arg]
+def encode(tensor: Tensor, dtype: str) -> np.ndarray:
     """A tensor as a numpy array of a wire type. bfloat16 becomes its bits, for numpy has no such type."""
     sent = tensor.detach().to("cpu", WIRE_TYPES[dtype])
     return (sent.view(torch.uint16) if dtype == "bfloat16" else sent).numpy()
 
 
-def decode(buffer: np.ndarray, dtype: str) -> Tensor:  # type: ignore[type-arg]
+def decode(buffer: np.ndarray, dtype: str) -> Tensor:
     """The inverse of `encode`; shares the buffer's memory."""
     tensor = torch.from_numpy(buffer)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def received(buffers: Mapping[str, np.ndarray], dtype: str) -> dict[str, Tensor]:  # type: ignore[type-arg]
+def received(buffers: Mapping[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
     """The weights in a received message, by name; they share the message's memory."""
     return {
         name.removeprefix("model."): decode(buffer, dtype)

@@ -1,6 +1,5 @@
 """Reads a topology file into a `Topology` that is valid as a whole, or says everything that is wrong with it."""
 
-import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -98,7 +97,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
     graph = data.get("graph")
     if isinstance(graph, dict) and graph.get("kind") == "file" and isinstance(graph.get("path"), str):
         # Absolute from here on, so that the copy in the run folder means the same file.
-        graph["path"] = os.path.abspath(path.parent / Path(graph["path"]).expanduser())
+        graph["path"] = str((path.parent / Path(graph["path"]).expanduser()).absolute())
     try:
         return Topology.model_validate(data)
     except ValidationError as error:

@@ -10,9 +10,10 @@ from math import prod
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 # Fixed table: a type name from elsewhere must never reach numpy.dtype. bfloat16 travels as its bits.
-DTYPES: Mapping[str, np.dtype] = {  # type: ignore[type-arg]
+DTYPES: Mapping[str, np.dtype] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
@@ -21,7 +22,7 @@ DTYPES: Mapping[str, np.dtype] = {  # type: ignore[type-arg]
     "uint8": np.dtype("u1"),
 }
 
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Layout:
         """How many pieces a message of this layout travels in; an empty one still has one."""
         return max(1, -(-self.bytes // piece_bytes))
 
-    def pack(self, buffers: Mapping[str, np.ndarray]) -> Bytes:  # type: ignore[type-arg]
+    def pack(self, buffers: Mapping[str, np.ndarray]) -> Bytes:
         """Copy named buffers into one block. Raises ValueError when they do not fit the layout."""
         block = np.empty(self.bytes, dtype=np.uint8)
         for field, place in self._places(block):
@@ -78,11 +79,11 @@ class Layout:
             place[...] = buffer
         return block
 
-    def unpack(self, block: Bytes) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def unpack(self, block: Bytes) -> dict[str, np.ndarray]:
         """The named buffers as views into a block."""
         return {field.name: place for field, place in self._places(block)}
 
-    def _places(self, block: Bytes) -> Iterator[tuple[Field, np.ndarray]]:  # type: ignore[type-arg]
+    def _places(self, block: Bytes) -> Iterator[tuple[Field, np.ndarray]]:
         start = 0
         for field in self.fields:
             view = block[start : start + field.bytes].view(DTYPES[field.dtype]).reshape(field.shape)
@@ -102,13 +103,13 @@ class Snapshot:
 
     def piece(self, index: int) -> memoryview:
         start = index * self.piece_bytes
-        return memoryview(self.block)[start : start + self.piece_bytes]
+        return self.block.data[start : start + self.piece_bytes]
 
 
 def seal(layout: Layout, block: Bytes, piece_bytes: int) -> Snapshot:
     """Checksum a block piece by piece and make it read-only."""
     block.setflags(write=False)
-    view = memoryview(block)
+    view = block.data
     checksums = tuple(
         xxhash.xxh3_64_intdigest(view[index * piece_bytes : (index + 1) * piece_bytes])
         for index in range(layout.pieces(piece_bytes))

@@ -1,9 +1,12 @@
 """The one thread of a peer that owns its sockets: it moves the protocol's messages over ZeroMQ and keeps the books.
 
-Every node binds one ROUTER and opens one DEALER to each neighbor it sends to. What a node says on its own account goes out on
-its DEALER; answers go back on the connection that asked. So no two connections land on the same pair of sockets.
+Every node binds one ROUTER and opens one DEALER to each neighbor it sends to. What a node says on its own account
+goes out on its DEALER; answers go back on the connection that asked. So no two connections land on the same pair of
+sockets.
 """
 
+import contextlib
+import math
 import queue
 import socket
 import threading
@@ -89,10 +92,9 @@ class Loop(threading.Thread):
     def command(self, act: Callable[[float], None]) -> None:
         """Have something done in the loop's thread."""
         self.commands.put(act)
-        try:
+        # Full: it will wake for the earlier ones. Closed: it has ended, which whoever waits for it notices.
+        with contextlib.suppress(OSError):
             self._wake_writer.send(b"!")
-        except OSError:
-            pass  # full: it will wake for the earlier ones; closed: it has ended, which whoever waits for it notices
 
     # Everything below runs in the loop's thread.
 
@@ -194,7 +196,7 @@ class Loop(threading.Thread):
         pause = max(0.0, self._next_tick - now)
         if self._settle_by is not None or any(self._backlog.values()):
             pause = min(pause, 0.01)
-        ready = {source for source, _ in self._poller.poll(pause * 1e3)}
+        ready = {source for source, _ in self._poller.poll(math.ceil(pause * 1e3))}
         for monitor in list(self._monitors):
             if monitor in ready:
                 self._read_monitor(monitor)
@@ -397,9 +399,8 @@ class Loop(threading.Thread):
         assert self._settle_by is not None
         goodbyes = all(neighbor.gone for neighbor in self.protocol.neighbors.values())
         flushed = not any(self._backlog.values())
-        if (goodbyes and flushed and all([connection.read_kernel() for connection in self._connections])) or (
-            now > self._settle_by
-        ):
+        agreed = [connection.read_kernel() for connection in self._connections]
+        if (goodbyes and flushed and all(agreed)) or now > self._settle_by:
             for connection in self._connections:
                 self.record("connection", connection.facts())
             self._settle_by = None

@@ -1,7 +1,7 @@
 """What peers say to each other: typed MessagePack headers, decoded strictly or refused with `BadMessage`.
 
-A message is one header frame, and for a `Piece` one frame of raw bytes after it. The header is an array, unknown or missing
-fields are refused, and its size is checked before it is decoded, so that a stranger's bytes cost nothing.
+A message is one header frame, and for a `Piece` one frame of raw bytes after it. The header is an array, unknown or
+missing fields are refused, and its size is checked before it is decoded, so that a stranger's bytes cost nothing.
 """
 
 from typing import Annotated

@@ -1,7 +1,7 @@
 """Delivery along a peer's edges, exactly once or reported missing; no socket, clock, thread or randomness inside.
 
-Commands, messages and ticks go in, each with the time; messages to send, deliveries and events come out of `take`. A driver
-moves them over ZeroMQ (`transport.node`) or through a simulated network (`transport.simulated`).
+Commands, messages and ticks go in, each with the time; messages to send, deliveries and events come out of `take`.
+A driver moves them over ZeroMQ (`transport.node`) or through a simulated network (`transport.simulated`).
 
     sender                        receiver
     Offer            ---------->  takes it when the round is open and a block is free
@@ -10,8 +10,9 @@ moves them over ZeroMQ (`transport.node`) or through a simulated network (`trans
                      <----------  Credit .., Resend
                      <----------  Ack, once the whole snapshot is verified and handed over
 
-Every wait ends: a neighbor is given up when it is dead, has left, has no more to offer for the round, or has been in the round
-for longer than the round's deadline. Offers are repeated until answered; every repeat is answered with how far things are.
+Every wait ends: a neighbor is given up when it is dead, has left, has no more to offer for the round, or has been
+in the round for longer than the round's deadline. Offers are repeated until answered; every repeat is answered with
+how far things are.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """The protocol of several peers in a simulated network: virtual clock, seeded delay, loss, repeats and damage.
 
-No socket and no thread: a whole swarm's exchange takes milliseconds, so a test can try thousands of seeds. What the network may do
-to a message is drawn from one generator; the order of events is a function of the seed.
+No socket and no thread: a whole swarm's exchange takes milliseconds, so a test can try thousands of seeds. What the
+network may do to a message is drawn from one generator; the order of events is a function of the seed.
 """
 
 import heapq

@@ -1,6 +1,7 @@
 """The two ends of one snapshot's journey along one edge, as plain records."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Event:
     """Something worth a line in the journal."""
 
     name: str
-    facts: dict[str, object]
+    facts: dict[str, Any]
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Delivery:
     verified: float = 0.0
     taken: float = 0.0
 
-    def buffers(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def buffers(self) -> dict[str, np.ndarray]:
         """The named buffers, as read-only views into the block."""
         return self.layout.unpack(self.block)
 

@@ -15,4 +15,4 @@ class Agreement(Crad):
     """CRAD's Stage 1."""
 
     summary = "CRAD's filters without its weights: the plain mean of the teachers that agree (Stage 1)"
-    Settings = AgreementSettings
+    settings_type = AgreementSettings

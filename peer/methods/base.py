@@ -26,7 +26,7 @@ class Method(ABC):
     """One learning method. It is made once, before the processes are, and holds nothing but its settings."""
 
     summary: ClassVar[str]
-    Settings: ClassVar[type[Settings]] = Settings
+    settings_type: ClassVar[type[Settings]] = Settings
 
     common_start: ClassVar[bool] = False
     """Whether all peers begin from the same weights, as methods that average weights do."""

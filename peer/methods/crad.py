@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -243,7 +243,7 @@ class Crad(Method):
     """Algorithm 1, seen from one peer."""
 
     summary = "trusts a teacher for a class as far as it agrees with the others and its accuracy is well evidenced"
-    Settings = CradSettings
+    settings_type: ClassVar[type[CradSettings]] = CradSettings
     settings: CradSettings
 
     def check(self, plan: Plan) -> None:

@@ -43,9 +43,9 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
     """A method with its settings checked and its defaults filled in."""
     found = find(name)
     try:
-        return found(found.Settings.model_validate(dict(options)))
+        return found(found.settings_type.model_validate(dict(options)))
     except ValidationError as error:
-        keys = ", ".join(found.Settings.model_fields) or "no keys"
+        keys = ", ".join(found.settings_type.model_fields) or "no keys"
         lines = []
         for entry in error.errors():
             key = ".".join(["method", *map(str, entry["loc"])])

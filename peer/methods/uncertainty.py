@@ -43,7 +43,7 @@ class Uncertainty(Method):
     """Uncertainty KD in CRAD's backbone."""
 
     summary = "distils from all neighbors, the more certain one weighing more, sample by sample (Uncertainty KD)"
-    Settings = DistillationSettings
+    settings_type = DistillationSettings
     settings: DistillationSettings
 
     def run_round(self, peer: Peer) -> dict[str, float]:

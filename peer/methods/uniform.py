@@ -29,7 +29,7 @@ class Uniform(Method):
     """Uniform KD in CRAD's backbone."""
 
     summary = "distils from the plain average of all neighbors (Uniform KD)"
-    Settings = DistillationSettings
+    settings_type = DistillationSettings
     settings: DistillationSettings
 
     def run_round(self, peer: Peer) -> dict[str, float]:
