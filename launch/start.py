@@ -1,6 +1,5 @@
 """Between reading a file and running it: all that can be wrong is found before a process is started."""
 
-import os
 import resource
 import socket
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 from launch.libraries import release_library_pages
 from launch.live import view_for
 from launch.supervisor import Supervisor
+from peer.devices import CUDA_CONTEXT_MB, free_device_mb
 from peer.plan import Plan, make_plan
 from topology import Topology, TopologyError
 from topology.file import dump
@@ -51,17 +51,22 @@ def check_ports(topology: Topology) -> None:
 
 
 def check_memory(plan: Plan) -> None:
-    """The peers' predicted memory must fit the machine, and each CUDA device."""
-    need, free = (
-        sum(plan.predicted_memory_mb(peer) for peer in plan.peers),
-        psutil.virtual_memory().available / 1e6,
-    )
-    on_cpu = [peer for peer in plan.peers if plan.devices[peer] == "cpu"]
-    need = sum(plan.predicted_memory_mb(peer) for peer in on_cpu)
+    """The peers' predicted memory must fit the machine, and each CUDA device that several peers share."""
+    need = sum(plan.predicted_memory_mb(peer) for peer in plan.peers if plan.devices[peer] == "cpu")
+    _require("this machine", len(plan.peers), need, psutil.virtual_memory().available / 1e6)
+    shared = sorted(set(plan.devices) - {"cpu"})
+    free = free_device_mb() if shared else {}
+    for device in shared:
+        peers = [peer for peer in plan.peers if plan.devices[peer] == device]
+        need = sum(CUDA_CONTEXT_MB + plan.predicted_memory_mb(peer) for peer in peers)
+        _require(device, len(peers), need, free[device])
+
+
+def _require(where: str, peers: int, need: float, free: float) -> None:
     if need > free:
         raise TopologyError(
-            f"swarm.peers: {len(plan.peers)} peers would need about {need:,.0f} MB of memory, {free:,.0f} MB are free. "
-            "Take fewer peers, smaller models (models.pool), a smaller training.batch_size or fewer neighbors"
+            f"swarm.peers: {peers} peers on {where} would need about {need:,.0f} MB of memory, {free:,.0f} MB are free. "
+            "Take fewer peers, smaller models (models.pool), a smaller training.batch_size, or more devices"
         )
 
 
@@ -78,5 +83,3 @@ def check_descriptors(plan: Plan) -> None:
     if need > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
-
-assert os.name == "posix", "forking, and with it this module, needs a POSIX system"

@@ -80,6 +80,7 @@ class Supervisor:
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._startup_s: float | None = None
         self._reason = ""
+        self._messages_missing = 0
         self._stopping = False
         self._signals: list[int] = []
         self._server = ForkServer(self._life)
@@ -230,6 +231,7 @@ class Supervisor:
                     peer.moved_at = peer.heard_at
                     peer.validation_accuracy = facts["validation_accuracy"]
                     peer.global_accuracy = facts["global_accuracy"]
+                    self._messages_missing += len(facts["missing"])
                     self._view.round(peer, facts)
                 case control.Done():
                     peer.phase = "done"
@@ -268,7 +270,8 @@ class Supervisor:
     def _outcome(self) -> Outcome:
         peers = self._peers.values()
         lost = [peer for peer in peers if peer.reason]
-        status: Literal["complete", "degraded", "failed"] = "degraded" if lost else "complete"
+        worse = lost or self._messages_missing
+        status: Literal["complete", "degraded", "failed"] = "degraded" if worse else "complete"
         reason = self._reason
         if self._stopping:
             status = "failed"

@@ -1,6 +1,9 @@
 """Which device each peer computes on. Looking for devices never initializes CUDA, for it could not be forked then."""
 
+import json
 import os
+import subprocess
+import sys
 
 from topology import Topology, TopologyError
 
@@ -8,11 +11,27 @@ from topology import Topology, TopologyError
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
+CUDA_CONTEXT_MB = 600.0
+"""Device memory that a process takes before its first tensor."""
+
+
 def visible_devices() -> int:
     """How many CUDA devices there are, after CUDA_VISIBLE_DEVICES."""
     import torch
 
     return torch.cuda.device_count()
+
+
+def free_device_mb() -> dict[str, float]:
+    """Free memory of each visible CUDA device, asked for in a process of its own, since the question leaves a context."""
+    question = (
+        "import json, torch; "
+        "print(json.dumps([torch.cuda.mem_get_info(i)[0] / 1e6 for i in range(torch.cuda.device_count())]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=120)
+    if answer.returncode != 0:
+        raise TopologyError(f"devices.assign: the CUDA devices cannot be used: {answer.stderr.strip()[-500:]}")
+    return {f"cuda:{index}": free for index, free in enumerate(json.loads(answer.stdout))}
 
 
 def assign_devices(topology: Topology) -> tuple[str, ...]:

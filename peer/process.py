@@ -108,7 +108,8 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
     else:
         override = topology.override(id)
         host, port = (override.host, override.port) if override else ("127.0.0.1", 0)
-        bind = f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}"
+        host = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
+        bind = f"tcp://{host}:{port or '*'}"
     identity = Identity(id, incarnation, run.id)
     return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, journal.write))
 

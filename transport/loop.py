@@ -121,11 +121,13 @@ class Loop(threading.Thread):
         self._context = context
         self._control = self._socket(context, zmq.DEALER)
         self._control.setsockopt(zmq.ROUTING_ID, self.identity.routing_id())
-        # For the last words; the supervisor reads until this process has ended.
+        # The first words may come before the connection, and the last ones just before the end.
+        self._control.setsockopt(zmq.IMMEDIATE, 0)
         self._control.setsockopt(zmq.LINGER, 2000)
         self._control.connect(self.supervisor)
         self._router = self._socket(context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.IPV6, int("[" in self.bind))
         self._router.bind(self.bind)
         self._poller = zmq.Poller()
         for readable in (self._router, self._control, self._wake_reader):
@@ -171,6 +173,7 @@ class Loop(threading.Thread):
             self._dealers[neighbor] = dealer
             self._watch(dealer, neighbor)
             self._poller.register(dealer, zmq.POLLIN)
+            dealer.setsockopt(zmq.IPV6, int("[" in endpoints[neighbor]))
             dealer.connect(endpoints[neighbor])
 
     def settle(self, now: float, settled: Callable[[], None]) -> None:
