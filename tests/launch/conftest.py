@@ -14,9 +14,7 @@ from launch.results import Exit, Outcome, summarize, write_summary
 class RunFolder:
     """Writes a run folder event by event, as a supervisor and its peers would."""
 
-    def __init__(
-        self, path: Path, *, peers: int = 3, rounds: int = 2, seed: int = 1, extra: str = ""
-    ) -> None:
+    def __init__(self, path: Path, *, peers: int = 3, rounds: int = 2, seed: int = 1, extra: str = "") -> None:
         self.path, self.peers, self.rounds = path, peers, rounds
         self.clock = 0.0
         path.mkdir(parents=True)
@@ -221,9 +219,7 @@ def _play_ring(folder: RunFolder, *, killed: int | None = None, hops: int = 1) -
                 folder.write(neighbor, "link", neighbor=peer, state="dead", reason="no beat for 15 s")
             continue
         edges = [(receiver, sizes) for (sender, receiver), sizes in sorted(sent.items()) if sender == peer]
-        folder.book(
-            peer, *((to, len(sizes), sum(sizes), sum(sizes) + 400 * len(sizes), 0) for to, sizes in edges)
-        )
+        folder.book(peer, *((to, len(sizes), sum(sizes), sum(sizes) + 400 * len(sizes), 0) for to, sizes in edges))
         for step in steps:
             neighbor = (peer + step) % peers
             if neighbor != killed:

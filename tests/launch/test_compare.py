@@ -139,17 +139,16 @@ def test_a_run_without_a_result_has_dashes(make_run):
     run.close(status="failed", startup_s=None)
     comparison = compare([run.path, finished(make_run, "good")])
     assert comparison.rows[0].measures["global_accuracy"] is None
-    assert [
-        line.split() for line in show(comparison, 120).splitlines() if line.strip().startswith("dead")
-    ] == [["dead", "crad", "1", "failed", "–", "–", "–", "0.00", "0.00", "–", "12.5", "–"]]
+    assert [line.split() for line in show(comparison, 120).splitlines() if line.strip().startswith("dead")] == [
+        ["dead", "crad", "1", "failed", "–", "–", "–", "0.00", "0.00", "–", "12.5", "–"]
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_narrow_window_cuts_no_number(make_run, width):
     long = "a-run-with-a-rather-long-name-20260102-030405"
     folders = [
-        finished(make_run, f"{long}-{seed}", accuracy=0.1234 + seed / 100, wall_s=12345.6, seed=seed)
-        for seed in (1, 2)
+        finished(make_run, f"{long}-{seed}", accuracy=0.1234 + seed / 100, wall_s=12345.6, seed=seed) for seed in (1, 2)
     ]
     shown = show(compare(folders), width)
     lines = [line.split() for line in shown.splitlines()]

@@ -57,9 +57,7 @@ def test_the_page_needs_nothing_from_outside_and_holds_every_figure(make_run, pl
     play_ring(run)
     reader = read(run)
     page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert not re.search(
-        r"https?://|//[a-z]|@import|url\(|<script|<link", re.sub(r"base64,[^\"]+", "", page), re.I
-    )
+    assert not re.search(r"https?://|//[a-z]|@import|url\(|<script|<link", re.sub(r"base64,[^\"]+", "", page), re.I)
     sources = [attributes["src"] for tag, attributes in reader.tags if tag == "img"]
     assert not [attributes for _, attributes in reader.tags if "href" in attributes]
     pictures = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in sources]
@@ -79,9 +77,7 @@ def test_a_clean_run_says_so_and_gives_its_numbers_with_units(make_run):
         run.book(peer, (1 - peer, 1, 2_500_000, 2_525_000, 1000))
         run.connect(peer, 1 - peer)
         run.finish(peer, peak_rss_mb=321.4)
-    run.close(
-        startup_s=1.5, wall_s=75.0, foretold_payload_by_round=[5_000_000], exits={0: Exit(0), 1: Exit(0)}
-    )
+    run.close(startup_s=1.5, wall_s=75.0, foretold_payload_by_round=[5_000_000], exits={0: Exit(0), 1: Exit(0)})
     assert list_troubles(load(run.path)) == []
     text = read(run).text
     for fact in (
@@ -180,9 +176,8 @@ def test_a_run_in_which_nothing_happened_has_a_page_without_figures(make_run):
     run.close(status="failed", startup_s=None, exits={0: Exit(1), 1: Exit(-15)})
     reader = read(run)
     assert not [1 for tag, _ in reader.tags if tag == "img"]
-    assert (
-        "Failed after 0 of 2 rounds. Peer 0 was lost after round 0: ImportError: no module named nothing."
-        in (reader.text)
+    assert "Failed after 0 of 2 rounds. Peer 0 was lost after round 0: ImportError: no module named nothing." in (
+        reader.text
     )
     assert "Latency, median –" in reader.text
     assert "never started" in reader.text
@@ -231,9 +226,7 @@ def test_accuracy_shows_tested_rounds_each_peer_the_means_and_the_selection(make
     run = make_run(peers=2, rounds=4)
     for number, validation, overall in ((1, 0.3, None), (2, 0.6, 0.4), (3, 0.9, None), (4, 0.5, 0.6)):
         for peer in range(2):
-            run.round(
-                peer, number, validation=validation, local=0.7, overall=overall and overall + 0.2 * peer
-            )
+            run.round(peer, number, validation=validation, local=0.7, overall=overall and overall + 0.2 * peer)
     run.finish(0)
     run.finish(1)
     run.close()
@@ -298,9 +291,7 @@ def test_nothing_in_a_figure_overlaps_or_is_cut(make_run, play_ring, peers, roun
             if axes.get_legend():
                 box = axes.get_legend().get_window_extent()
                 assert _within(page, box), drawing.name
-                assert not [1 for other in figure.axes if other.get_window_extent().overlaps(box)], (
-                    drawing.name
-                )
+                assert not [1 for other in figure.axes if other.get_window_extent().overlaps(box)], drawing.name
             if axes.get_label() != "<colorbar>":
                 assert axes.get_xlabel() and axes.get_ylabel()
                 assert len(_tick_labels(axes.xaxis)) >= 1 and len(_tick_labels(axes.yaxis)) >= 1

@@ -134,9 +134,7 @@ def test_says_why_a_peer_was_lost(make_run, end, traceback, reason):
     run.start(0)
     if traceback:
         run.write(0, "error", traceback=traceback)
-    assert run.close(status="failed", exits={0: end})["peers_lost"] == [
-        {"peer": 0, "reason": reason, "last_round": 0}
-    ]
+    assert run.close(status="failed", exits={0: end})["peers_lost"] == [{"peer": 0, "reason": reason, "last_round": 0}]
 
 
 def test_a_peer_that_finished_but_then_crashed_is_lost(make_run):
@@ -175,9 +173,7 @@ def test_a_lost_peers_books_are_named_as_absent_and_nothing_is_compared_with_the
     run.round(0, 1, overall=0.5)
     run.book(0, (1, 1, 300, 350, 0))  # sent, but peer 1 died before it wrote that it had it
     run.finish(0)
-    counted = run.close(status="degraded", exits={0: Exit(0), 1: Exit(-9)}, foretold_payload_by_round=[1000])[
-        "bytes"
-    ]
+    counted = run.close(status="degraded", exits={0: Exit(0), 1: Exit(-9)}, foretold_payload_by_round=[1000])["bytes"]
     assert counted["payload"] == 700
     assert counted["foretold_payload"] is None
     assert counted["stream"] == 350
@@ -248,9 +244,7 @@ def test_the_file_holds_what_summarize_returned_and_every_key_of_the_contract(ma
     assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) == summary
     assert load_summary(run.path) == summary
     contract = "schema name method dataset peers rounds seed status selected_round global_accuracy "
-    contract += (
-        "local_accuracy global_accuracy_by_round wall_s startup_s bytes latency_ms peak_rss_mb faults "
-    )
+    contract += "local_accuracy global_accuracy_by_round wall_s startup_s bytes latency_ms peak_rss_mb faults "
     contract += "missing versions"
     assert set(contract.split()) <= summary.keys()
     expected = {"schema": 1, "name": "digits-ring", "method": "uniform", "dataset": "cifar10", "peers": 1}
@@ -355,9 +349,7 @@ def test_says_what_is_missing_from_a_folder_that_is_no_run_folder(make_run, tmp_
     with pytest.raises(RunFolderError, match=r"is not a run folder, it has no topology\.toml"):
         load(tmp_path / "empty")
     run = make_run()
-    with pytest.raises(
-        RunFolderError, match=r"has no summary\.json: the run is still going, or its supervisor"
-    ):
+    with pytest.raises(RunFolderError, match=r"has no summary\.json: the run is still going, or its supervisor"):
         load(run.path)
     (run.path / "summary.json").write_text('{"schema": 99}')
     with pytest.raises(RunFolderError, match="has schema 99, this version reads schema 1"):

@@ -79,9 +79,7 @@ def test_sizes_of_the_small_ones() -> None:
     assert count(describe(spec("cnn3", width=2), digits, 10)) == 18 + 4 + 72 + 8 + 288 + 16 + 90
     blocks = (2 * 36 + 2 * 4) + (72 + 144 + 2 * 8) + (288 + 576 + 2 * 16)
     assert count(describe(spec("resnet8", width=2), digits, 10)) == 18 + 4 + blocks + 90
-    assert count(describe(spec("resnet8"), digits, 10)) == count(
-        describe(spec("resnet8", width=16), digits, 10)
-    )
+    assert count(describe(spec("resnet8"), digits, 10)) == count(describe(spec("resnet8", width=16), digits, 10))
 
 
 @pytest.mark.parametrize("name", names())

@@ -38,9 +38,7 @@ def sizes(labels: NDArray[np.int64], shards: list[Indices]) -> NDArray[np.int64]
     alpha=st.sampled_from([0.3, 1.0, 100.0]),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_every_sample_has_exactly_one_peer(
-    kind: Kind, peers: int, classes: int, alpha: float, seed: int
-) -> None:
+def test_every_sample_has_exactly_one_peer(kind: Kind, peers: int, classes: int, alpha: float, seed: int) -> None:
     labels = balanced(classes, 60)
     options = {"alpha": alpha, "classes_per_peer": max(2, -(-classes // peers))}
     shards = deal(labels, peers, kind, seed, **options)
@@ -85,9 +83,7 @@ def test_dirichlet_cuts_at_the_floor_of_the_cumulated_shares() -> None:
 
 def test_dirichlet_redraws_until_every_peer_has_the_minimum() -> None:
     labels = balanced(10, 100)
-    seed = next(
-        seed for seed in range(100) if min(map(len, deal(labels, 10, "dirichlet", seed, alpha=0.1))) < 30
-    )
+    seed = next(seed for seed in range(100) if min(map(len, deal(labels, 10, "dirichlet", seed, alpha=0.1))) < 30)
     shards = deal(labels, 10, "dirichlet", seed, alpha=0.1, min_samples=30)
     assert min(map(len, shards)) >= 30
 
@@ -159,8 +155,6 @@ def test_fewer_samples_than_peers() -> None:
         (900, "pathological", {}, "class 0 has 100 training samples, fewer than its 180 owners"),
     ],
 )
-def test_what_cannot_be_met_is_explained(
-    peers: int, kind: Kind, options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_met_is_explained(peers: int, kind: Kind, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         deal(balanced(10, 100), peers, kind, **options)

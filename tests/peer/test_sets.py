@@ -132,13 +132,9 @@ def test_a_channel_of_one_value_stays_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("place", ["debian", "root", "variable"])
-def test_fashion_mnist_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str
-) -> None:
+def test_fashion_mnist_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str) -> None:
     local = tmp_path / "local"
-    arrays = write_fashion(
-        tmp_path / "debian" if place == "debian" else local / "FashionMNIST" / "raw", suffix
-    )
+    arrays = write_fashion(tmp_path / "debian" if place == "debian" else local / "FashionMNIST" / "raw", suffix)
     if place == "variable":
         monkeypatch.setenv(sets.DATA_VARIABLE, str(local))
     data = load("fashion-mnist", str(local) if place == "root" else "")

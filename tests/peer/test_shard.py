@@ -62,9 +62,7 @@ def test_a_fifth_is_rounded() -> None:
 
 def test_split_depends_on_its_generator_alone(digits: DataSet) -> None:
     indices = np.arange(300, 500)
-    one, again, other = (
-        split_shard(digits.y_train, indices, np.random.default_rng(seed)) for seed in (1, 1, 2)
-    )
+    one, again, other = (split_shard(digits.y_train, indices, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert np.array_equal(one.train, again.train)
     assert not np.array_equal(one.train, other.train)
 
@@ -111,9 +109,7 @@ def test_augmentation_leaves_the_order_alone(digits: DataSet) -> None:
 
 def test_about_half_are_flipped(digits: DataSet) -> None:
     flipped = 0
-    for (x, _), (u, _) in zip(
-        draw(digits, 1000, augment="none"), draw(digits, 1000, augment="flip"), strict=True
-    ):
+    for (x, _), (u, _) in zip(draw(digits, 1000, augment="none"), draw(digits, 1000, augment="flip"), strict=True):
         for plain, augmented in zip(x, u, strict=True):
             mirrored = torch.equal(augmented, plain.flip(-1))
             assert mirrored or torch.equal(augmented, plain)
