@@ -58,6 +58,9 @@ class ForkServer:
         self._channel, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
+        # Collections write into every object they visit; frozen ones stay on the pages that all processes share.
+        gc.collect()
+        gc.freeze()
         self.pid = os.fork()
         if self.pid == 0:
             self._channel.close()
@@ -109,8 +112,6 @@ def _read(line: dict[str, int]) -> Started | Exited:
 
 def _serve(channel: socket.socket, life: Life) -> None:
     """The server: fork on demand, report every end, until the supervisor closes the channel."""
-    gc.collect()
-    gc.freeze()  # so that collections in the peers leave the shared pages alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     children: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The house rules that a machine can see: imports go one way, files stay short, types and style are clean, no pickle."""
+"""The house rules that a machine can see: imports go one way, files stay short, types and style are clean."""
 
 import ast
 import subprocess

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topology.errors import TopologyError
+
 if TYPE_CHECKING:
     import networkx as nx
 
@@ -20,7 +22,7 @@ def draw(graph: nx.DiGraph[int], path: str | Path, models: Sequence[str]) -> Non
     from matplotlib.lines import Line2D
 
     side = 6 + len(graph) / 20
-    figure = Figure(figsize=(side, side), layout="tight")
+    figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_aspect("equal")
@@ -38,5 +40,8 @@ def draw(graph: nx.DiGraph[int], path: str | Path, models: Sequence[str]) -> Non
     nx.draw_networkx_nodes(graph, places, ax=axes, node_color=[colors[name] for name in models], node_size=300)
     nx.draw_networkx_labels(graph, places, ax=axes, font_size=8)
     dots = [Line2D([], [], marker="o", linestyle="", color=colors[name], label=name) for name in names]
-    figure.legend(handles=dots, loc="lower center", ncols=min(4, len(dots)), frameon=False)
-    figure.savefig(path, format="png", dpi=120)
+    figure.legend(handles=dots, loc="outside lower center", ncols=min(4, len(dots)), frameon=False)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise TopologyError(f"the picture {str(path)!r} cannot be written: {error.strerror}") from error

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from topology.errors import TopologyError
+from topology.errors import TopologyError, raise_any
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def read_edges(path: Path) -> list[Edge]:
                 f"{where}: {line.strip()!r} is not an edge; write two peers and, if you like, a weight above 0 "
                 "and at most 1: 0 1, or 0 1 0.5, or 0 1 {'weight': 0.5}"
             )
-    if mistakes:
-        raise TopologyError("\n".join(mistakes))
+    raise_any(mistakes)
     return edges
 
 

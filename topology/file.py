@@ -9,7 +9,7 @@ import tomli_w
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from topology.edges import Edge, edge_mistakes
-from topology.errors import TopologyError
+from topology.errors import TopologyError, raise_any
 from topology.mistakes import sentences
 from topology.sections import (
     CompleteGraph,
@@ -26,6 +26,7 @@ from topology.sections import (
     SwarmSection,
     TrainingSection,
     TransportSection,
+    is_directed,
 )
 from topology.seeds import stream
 
@@ -66,7 +67,7 @@ class Topology(Section):
     @property
     def directed(self) -> bool:
         """Whether an edge from i to j says nothing of one from j to i."""
-        return self.graph.kind == "exponential" or getattr(self.graph, "directed", False)
+        return is_directed(self.graph)
 
     @property
     def listed_edges(self) -> list[Edge]:
@@ -76,15 +77,15 @@ class Topology(Section):
     @field_validator("peer")
     @classmethod
     def _peers_are_distinct(cls, entries: list[PeerOverride], info: ValidationInfo) -> list[PeerOverride]:
-        _raise_any(_peer_mistakes(entries, info.data.get("swarm")))
+        raise_any(_peer_mistakes(entries, info.data.get("swarm")))
         return entries
 
     @field_validator("edge")
     @classmethod
     def _edges_are_distinct(cls, entries: list[EdgeEntry], info: ValidationInfo) -> list[EdgeEntry]:
         if "swarm" in info.data and "graph" in info.data:
-            directed = Topology.model_construct(graph=info.data["graph"]).directed
-            _raise_any(edge_mistakes(_listed(entries), info.data["swarm"].peers, directed))
+            directed = is_directed(info.data["graph"])
+            raise_any(edge_mistakes(_listed(entries), info.data["swarm"].peers, directed))
         return entries
 
 
@@ -142,8 +143,8 @@ def _value(override: str, text: str) -> object:
     except tomllib.TOMLDecodeError as error:
         if text[:1] in tuple("[{\"'"):
             raise TopologyError(
-                f"{override!r}: {text} is not a TOML value: {error}. Does the shell take the quotes away? "
-                "Write --set 'section.key=value'"
+                f"{override!r}: {text} is not a TOML value: {error}. If the shell took quotes away, put the whole "
+                "override in quotes: 'models.pool=[\"cnn6\"]'"
             ) from error
         return text  # a bare word
     return parsed["value"] if len(parsed) == 1 else text
@@ -172,8 +173,3 @@ def _peer_mistakes(entries: list[PeerOverride], swarm: SwarmSection | None) -> I
                 f"[[peer]] {entry.id}: port = {entry.port}: is the port of peer {other} on {entry.host} too; "
                 "take another, or 0 for any free one"
             )
-
-
-def _raise_any(mistakes: Iterable[str]) -> None:
-    if lines := list(mistakes):
-        raise ValueError("\n".join(lines))

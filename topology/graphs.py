@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from topology import sections
 from topology.edges import Edge, edge_mistakes, read_edges
-from topology.errors import TopologyError
+from topology.errors import TopologyError, raise_any
 from topology.file import Topology
 from topology.seeds import stream_seed
 
@@ -38,7 +38,7 @@ def build(topology: Topology) -> nx.DiGraph[int]:
             _add_listed(graph, listed, topology.directed)
         case sections.FileGraph(path=path):
             listed = read_edges(Path(path))
-            _raise_any(edge_mistakes(listed, peers, topology.directed))
+            raise_any(edge_mistakes(listed, peers, topology.directed))
             _add_listed(graph, listed, topology.directed)
         case sections.ExponentialGraph():
             hops = [2**k for k in range((peers - 1).bit_length())]
@@ -46,8 +46,8 @@ def build(topology: Topology) -> nx.DiGraph[int]:
         case generated:
             rng = random.Random(stream_seed(topology.swarm.seed, "graph"))
             graph.add_edges_from(_generate(generated, peers, rng).to_directed().edges)
-    _raise_any(_isolated(graph, topology))
-    _raise_any(_set_weights(graph, weighted, topology))
+    raise_any(_isolated(graph, topology))
+    raise_any(_set_weights(graph, weighted, topology))
     return graph
 
 
@@ -150,11 +150,13 @@ def _ways(edge: Edge, directed: bool) -> list[tuple[int, int]]:
 def _isolated(graph: nx.DiGraph[int], topology: Topology) -> Iterator[str]:
     alone = [str(peer) for peer, degree in graph.degree if degree == 0]
     if alone:
-        key = f"graph.path = {topology.graph.path!r}" if topology.graph.kind == "file" else "[[edge]]"
-        who = f"peer {alone[0]} is" if len(alone) == 1 else f"peers {', '.join(alone)} are"
+        key = f"graph.path = {topology.graph.path!r}" if topology.graph.kind == "file" else "graph.kind = 'edges'"
+        who = f"peer {alone[0]} is" if len(alone) == 1 else f"peers {', '.join(alone[:10])} are"
+        more = f" (and {len(alone) - 10} more)" if len(alone) > 10 else ""
+        add = "lines to the file" if topology.graph.kind == "file" else "[[edge]] entries"
         yield (
-            f"{key}: {who} isolated, without any edge; each of the peers 0 to {len(graph) - 1} needs at least "
-            "one: add edges, or lower swarm.peers"
+            f"{key}: {who} isolated{more}; each of the peers 0 to {len(graph) - 1} needs an edge at least: "
+            f"add {add}, or lower swarm.peers"
         )
 
 
@@ -169,9 +171,10 @@ def _set_weights(graph: nx.DiGraph[int], weighted: Iterable[Edge], topology: Top
         for sender, receiver in _ways(edge, topology.directed):
             if not graph.has_edge(sender, receiver):
                 to = ", ".join(map(str, sorted(graph.successors(sender))))
-                yield (f"{edge.where}: the {topology.graph.kind} graph has no such edge; peer {sender} sends to {to}")
+                yield f"{edge.where}: the {topology.graph.kind} graph has no such edge; peer {sender} sends to {to}"
                 break
             graph.edges[sender, receiver]["weight"] = edge.weight
+    place = "graph.path" if topology.graph.kind == "file" and not topology.edge else "[[edge]]"
     symmetric = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
     degrees = dict(graph.in_degree)
     for receiver in graph:
@@ -179,18 +182,13 @@ def _set_weights(graph: nx.DiGraph[int], weighted: Iterable[Edge], topology: Top
         total = sum(weight for weight in given.values() if weight is not None)
         without = [str(sender) for sender, weight in given.items() if weight is None]
         if total > 1 + ROUNDING:
-            yield f"weight: those of the edges into peer {receiver} add up to {total:.6g}; at most 1 is allowed"
+            yield f"{place}: weight: those into peer {receiver} add up to {total:.6g}; at most 1 is allowed"
         if 0 < len(without) < len(given):
             yield (
-                f"weight: into peer {receiver} some edges have one, those from {', '.join(without)} have none; "
-                "give it to all edges into a peer, or to none"
+                f"{place}: weight: into peer {receiver} some edges have one, but not those from {', '.join(without)}; "
+                "give one to all edges into a peer, or to none"
             )
         if len(without) == len(given):
             for sender in given:
                 degree = max(degrees[sender], degrees[receiver]) if symmetric else degrees[receiver]
                 graph.edges[sender, receiver]["weight"] = 1 / (1 + degree)
-
-
-def _raise_any(mistakes: Iterable[str]) -> None:
-    if lines := list(mistakes):
-        raise TopologyError("\n".join(lines))

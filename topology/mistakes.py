@@ -11,6 +11,12 @@ Node = dict[str, Any]  # of the JSON schema
 Path = tuple[str | int, ...]
 
 LISTS = ("peer", "edge")  # written as [[peer]], [[edge]]
+BOUNDS = {
+    "minimum": ", at least",
+    "exclusiveMinimum": " above",
+    "maximum": ", at most",
+    "exclusiveMaximum": " below",
+}
 
 
 def sentences(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[str]:
@@ -62,23 +68,21 @@ class _Guide:
             case "missing":
                 return path, f"{key} is missing: it must be {self._allowed(node)}"
             case "union_tag_invalid":
-                kinds = list(node["discriminator"]["mapping"])
-                kind = mistake["input"]["kind"]
-                near = suggestion(str(kind), kinds)
-                return (
-                    *path,
-                    "kind",
-                ), f"{key}.kind = {shown(kind)}: must be one of {', '.join(kinds)}.{near}"
+                kinds = [branch["properties"]["kind"]["const"] for branch in self._branches(node)]
+                return (*path, "kind"), self._refused("graph.kind", mistake["input"]["kind"], _one_of(kinds), kinds)
             case "value_error":
                 text = str(mistake["ctx"]["error"])
                 # What is checked between several keys names them itself.
                 return path, text if len(path) == 1 else f"{key} = {given}: {text}"
         if len(path) == 1:
-            wanted = f"[[{path[0]}]]" if path[0] in LISTS else f"[{path[0]}]"
-            return path, f"{key} = {given}: must be a section, with its keys in the lines below {wanted}"
+            what = "one or more tables, each" if path[0] in LISTS else "one section,"
+            return path, f"{key} = {given}: must be {what} with its keys in the lines below {_header(key)}"
         choices = [choice for branch in self._branches(node) for choice in _choices(branch)]
-        near = suggestion(mistake["input"], choices) if isinstance(mistake["input"], str) else ""
-        return path, f"{key} = {given}: must be {self._allowed(node)}" + (f".{near}" if near else "")
+        return path, self._refused(key, mistake["input"], self._allowed(node), choices)
+
+    def _refused(self, key: str, value: object, allowed: str, choices: Iterable[str]) -> str:
+        near = suggestion(value, choices) if isinstance(value, str) else ""
+        return f"{key} = {shown(value)}: must be {allowed}" + (f".{near}" if near else "")
 
     def _branches(self, node: Node) -> list[Node]:
         """All concrete schemas a value may follow here."""
@@ -122,9 +126,11 @@ class _Guide:
         word, key = str(path[-1]), self._key(path)
         sections: Node = self.schema["properties"]
         if len(path) == 1:
-            written = ", ".join(f"[[{name}]]" if name in LISTS else f"[{name}]" for name in sections)
-            near = suggestion(word, sections) or self._elsewhere(word)
-            return f"{word}: there is no such section.{near} There are {written}"
+            near = suggestion(word, sections)
+            there = f"There are {', '.join(map(_header, sections))}"
+            if isinstance(self.data[word], dict | list):
+                return f"[{word}]: there is no such section.{near} {there}"
+            return f"{word} = {given}: stands outside every section.{self._elsewhere(word) or near} {there}"
         (table,) = self._branches(owner)
         known = list(table["properties"])
         near = suggestion(word, known) or self._elsewhere(word)
@@ -143,50 +149,57 @@ class _Guide:
             if kinds:
                 return f" It belongs to graph.kind = {' or '.join(map(repr, kinds))}."
             if owners:
-                return f" It belongs to {f'[[{name}]]' if name in LISTS else f'[{name}]'}."
+                return f" It belongs to {_header(name)}."
         return ""
 
     def _allowed(self, node: Node) -> str:
         """Say which values a schema takes."""
-        if "description" in node:
+        if "description" in node and node.get("type") != "object":
             return str(node["description"])
-        branches = [branch for branch in self._branches(node) if branch.get("type") != "null"]
-        return " or ".join(_describe(branch) for branch in branches)
+        branches = node.get("anyOf") or self._branches(node)
+        if branches == [node]:
+            return _describe(node)
+        return " or ".join(self._allowed(branch) for branch in branches if branch.get("type") != "null")
 
 
 def _describe(branch: Node) -> str:
     choices = _choices(branch)
     if choices:
-        return f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}"
+        return _one_of(choices)
     match branch.get("type"):
         case "integer" | "number" as kind:
             return ("a whole number" if kind == "integer" else "a number") + _range(branch)
         case "boolean":
             return "true or false"
+        case "object":
+            return "a table"
         case _:
             return "text in quotes" + (", not empty" if branch.get("minLength") else "")
 
 
 def _range(branch: Node) -> str:
-    words = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
-    bounds = [f"{word} {branch[bound]}" for bound, word in words.items() if bound in branch]
-    return f" {' and '.join(bounds)}" if bounds else ""
+    bounds = {word: f"{branch[word]}".removesuffix(".0") for word in BOUNDS if word in branch}
+    if {"minimum", "maximum"} <= bounds.keys():
+        return f" from {bounds['minimum']} to {bounds['maximum']}"
+    return " and".join(f"{BOUNDS[word]} {bound}" for word, bound in bounds.items()).replace("and,", "and")
 
 
 def _choices(branch: Node) -> list[str]:
     return list(branch.get("enum", [branch["const"]] if "const" in branch else []))
 
 
+def _one_of(choices: Sequence[str]) -> str:
+    return f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}"
+
+
+def _header(name: str) -> str:
+    return f"[[{name}]]" if name in LISTS else f"[{name}]"
+
+
 def _label(head: str, entry: object) -> str:
-    ends = (
-        [entry.get(key) for key in (("id",) if head == "peer" else ("from", "to"))] if isinstance(entry, dict) else []
-    )
-    return " -> ".join(map(str, ends)) if ends and all(isinstance(end, int) for end in ends) else ""
+    names = ("id",) if head == "peer" else ("from", "to")
+    ends = [entry.get(name) for name in names] if isinstance(entry, dict) else [None]
+    return " -> ".join(map(str, ends)) if all(isinstance(end, int) for end in ends) else ""
 
 
 def _dotted(parts: Path) -> str:

@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from topology.errors import raise_any
+
 MAX_PEERS = 1000
 
 Count = Annotated[int, Field(ge=1)]
@@ -86,11 +88,11 @@ class SwarmSection(Section):
     name: str = Field(
         "swarm",
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$",
-        description="1 to 64 letters, digits, '_', '-' or '.', not starting with '.'",
+        description="text in quotes: 1 to 64 letters, digits, '_', '-' or '.', not starting with '.'",
     )
     peers: int = Field(10, ge=1, le=MAX_PEERS)
     rounds: Count = 300
-    seed: int = Field(1024, ge=0, lt=2**63)
+    seed: int = Field(1024, ge=0, le=2**63 - 1)
     participants: Literal["all"] | Count = "all"
     round_deadline_s: Seconds = 300.0
 
@@ -186,6 +188,13 @@ Kind = (
     CompleteGraph | RingGraph | LineGraph | StarGraph | TreeGraph | KRegularGraph | SmallWorldGraph
     | ErdosRenyiGraph | ExponentialGraph | EdgesGraph | FileGraph
 )  # fmt: skip
+
+
+def is_directed(graph: Kind) -> bool:
+    """Whether an edge from i to j says nothing of one from j to i."""
+    return graph.kind == "exponential" or getattr(graph, "directed", False)
+
+
 Graph = Annotated[Kind, Field(discriminator="kind"), BeforeValidator(_complete_unless_said)]
 
 
@@ -244,18 +253,16 @@ class TransportSection(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        lines = [
-            f"transport.{later} = {getattr(self, later)}: must be {more} transport.{sooner} = {getattr(self, sooner)}"
-            for sooner, later, more, equal_is_fine in (
-                ("beat_s", "suspect_s", "longer than", False),
-                ("suspect_s", "dead_s", "longer than", False),
-                ("retry_s", "retry_max_s", "at least", True),
+        raise_any(
+            f"transport.{later} = {getattr(self, later)}: must be longer than "
+            f"transport.{sooner} = {getattr(self, sooner)}"
+            for sooner, later in (("beat_s", "suspect_s"), ("suspect_s", "dead_s"))
+            if getattr(self, later) <= getattr(self, sooner)
+        )
+        if self.retry_max_s < self.retry_s:
+            raise ValueError(
+                f"transport.retry_max_s = {self.retry_max_s}: must be at least transport.retry_s = {self.retry_s}"
             )
-            if getattr(self, later) < getattr(self, sooner)
-            or (getattr(self, later) == getattr(self, sooner) and not equal_is_fine)
-        ]
-        if lines:
-            raise ValueError("\n".join(lines))
         return self
 
 

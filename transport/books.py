@@ -65,6 +65,7 @@ class Connection:
     descriptor: int
     stream_out: int
     stream_in: int
+    routing_id: bytes = b""
     closed: bool = False
     kernel: TcpCounters | None = None
 

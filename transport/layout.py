@@ -60,7 +60,7 @@ class Layout:
     @cached_property
     def hash(self) -> int:
         """64 bits that two equal layouts share."""
-        text = "\n".join(f"{field.name} {field.dtype} {field.shape}" for field in self.fields)
+        text = "\n".join(f"{field.name!r} {field.dtype} {field.shape}" for field in self.fields)
         return xxhash.xxh3_64_intdigest(text.encode())
 
     def pieces(self, piece_bytes: int) -> int:
@@ -69,6 +69,9 @@ class Layout:
 
     def pack(self, buffers: Mapping[str, np.ndarray]) -> Bytes:
         """Copy named buffers into one block. Raises ValueError when they do not fit the layout."""
+        names = {field.name for field in self.fields}
+        if buffers.keys() != names:
+            raise ValueError(f"the layout has {sorted(names)}, the buffers are {sorted(buffers)}")
         block = np.empty(self.bytes, dtype=np.uint8)
         for field, place in self._places(block):
             buffer = buffers[field.name]

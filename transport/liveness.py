@@ -1,9 +1,11 @@
 """What a peer knows of a neighbor's life: alive, suspect, stalled, dead or left, judged by its own clock only."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from topology.sections import TransportSection
+from transport.messages import Beat
 
 State = Literal["alive", "suspect", "stalled", "dead", "left"]
 
@@ -13,9 +15,10 @@ class Neighbor:
     """One neighbor as seen from here. Times are seconds of this peer's monotonic clock."""
 
     id: int
-    heard_at: float
+    heard_at: float = math.inf  # nobody is silent who could not speak yet
     incarnation: int = -1
     state: State = "alive"
+    reason: str = ""
     disconnected_at: float | None = None
     round: int = 0
     round_since: float = 0.0
@@ -25,13 +28,18 @@ class Neighbor:
     def gone(self) -> bool:
         return self.state in ("dead", "left")
 
+    def follow(self, now: float, beat: Beat) -> None:
+        """Note where it is. A neighbor only moves forward: a beat that was overtaken changes nothing."""
+        if beat.round > self.round:
+            self.round, self.round_since = beat.round, now - min(beat.seconds_in_round, now)
+        self.offers_from = max(self.offers_from, beat.offers_from)
+
     def judge(self, now: float, settings: TransportSection, round_deadline_s: float) -> tuple[State, str]:
         """The state this neighbor is in now, and why."""
         if self.state == "left":
-            return "left", "said goodbye"
+            return "left", self.reason
         silence = now - self.heard_at
-        cut = self.disconnected_at is not None and now - self.disconnected_at > settings.disconnected_s
-        if cut:
+        if self.disconnected_at is not None and now - self.disconnected_at > settings.disconnected_s:
             return "dead", f"its connection closed and was not opened again in {settings.disconnected_s:g} s"
         if silence > settings.dead_s:
             return "dead", f"silent for {silence:.1f} s"

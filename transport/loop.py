@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from topology.sections import TransportSection
 from transport import control
-from transport.books import Connection, EdgeBook, frame_bytes, handshake_bytes
+from transport.books import EdgeBook, frame_bytes
+from transport.connections import Connections
+from transport.layout import Snapshot
 from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Piece, decode, encode
 from transport.protocol import Protocol
 from transport.transfers import Delivery, Event, Missing, Send
@@ -30,6 +32,7 @@ from transport.transfers import Delivery, Event, Missing, Send
 Record = Callable[[str, dict[str, Any]], None]
 
 BATCH = 64  # messages read from one socket before the others get their turn
+BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
 
 
@@ -66,6 +69,7 @@ class Loop(threading.Thread):
         self.commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.stop_ordered = threading.Event()
         self.open_rounds: frozenset[int] = frozenset()
+        self.submitted = 0
         self.open_rounds_changed = threading.Condition()
         self.failure: BaseException | None = None
         self.books: defaultdict[int, EdgeBook] = defaultdict(EdgeBook)
@@ -74,13 +78,10 @@ class Loop(threading.Thread):
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._connections: list[Connection] = []
-        self._inward: dict[bytes, Connection] = {}
-        self._routing_ids: dict[int, bytes] = {}
-        self._outward: dict[int, Connection] = {}
+        self._connections = Connections(identity.routing_id())
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[zmq.Socket[bytes], int | None] = {}
-        self._backlog: dict[int, deque[Send]] = defaultdict(deque)
+        self._backlog: defaultdict[tuple[int, bool], deque[Send]] = defaultdict(deque)
         self._refusals = 0
         self._settle_by: float | None = None
         self._settled: Callable[[], None] = lambda: None
@@ -100,7 +101,7 @@ class Loop(threading.Thread):
 
     def run(self) -> None:
         context = zmq.Context(io_threads=1)
-        context.max_sockets = 2 * len(self.protocol.neighbors) + 64
+        context.max_sockets = 3 * len(self.protocol.neighbors) + 64  # a DEALER and the two ends of its monitor
         try:
             self._open(context)
             while not self._closing:
@@ -124,15 +125,16 @@ class Loop(threading.Thread):
         # The first words may come before the connection, and the last ones just before the end.
         self._control.setsockopt(zmq.IMMEDIATE, 0)
         self._control.setsockopt(zmq.LINGER, 2000)
+        self._control.setsockopt(zmq.MAXMSGSIZE, -1)
         self._control.connect(self.supervisor)
         self._router = self._socket(context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.IPV6, int("[" in self.bind))
-        self._router.bind(self.bind)
         self._poller = zmq.Poller()
         for readable in (self._router, self._control, self._wake_reader):
             self._poller.register(readable, zmq.POLLIN)
         self._watch(self._router, None)
+        self._router.bind(self.bind)
         self.endpoint.put(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -161,12 +163,13 @@ class Loop(threading.Thread):
         return opened
 
     def _watch(self, watched: zmq.Socket[bytes], neighbor: int | None) -> None:
-        monitor = watched.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        monitor = watched.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitors[monitor] = neighbor
         self._poller.register(monitor, zmq.POLLIN)
 
-    def connect(self, endpoints: dict[int, str]) -> None:
+    def connect(self, now: float, endpoints: dict[int, str]) -> None:
         """Open a DEALER to each neighbor this peer sends to; one that is not there will be judged dead."""
+        self.protocol.meet(now)
         for neighbor in sorted(self.protocol.sends_to & endpoints.keys()):
             dealer = self._socket(self._context, zmq.DEALER)
             dealer.setsockopt(zmq.ROUTING_ID, self.identity.routing_id())
@@ -175,6 +178,14 @@ class Loop(threading.Thread):
             self._poller.register(dealer, zmq.POLLIN)
             dealer.setsockopt(zmq.IPV6, int("[" in endpoints[neighbor]))
             dealer.connect(endpoints[neighbor])
+
+    def submit(self, now: float, snapshot: Snapshot, receivers: tuple[int, ...]) -> None:
+        """Offer a snapshot to neighbors."""
+        self.protocol.submit(now, snapshot, receivers)
+        self.dispatch()
+        with self.open_rounds_changed:
+            self.submitted += 1
+            self.open_rounds_changed.notify_all()
 
     def settle(self, now: float, settled: Callable[[], None]) -> None:
         """Say goodbye, wait for the neighbors' goodbyes, and compare every connection with the kernel."""
@@ -200,14 +211,13 @@ class Loop(threading.Thread):
         if self._settle_by is not None or any(self._backlog.values()):
             pause = min(pause, 0.01)
         ready = {source for source, _ in self._poller.poll(math.ceil(pause * 1e3))}
-        for monitor in list(self._monitors):
-            if monitor in ready:
-                self._read_monitor(monitor)
+        if spoken := [monitor for monitor in self._monitors if monitor in ready]:
+            self._read_monitors(spoken)
         if self._wake_reader.fileno() in ready:
             self._wake_reader.recv(4096)
             while not self.commands.empty():
                 self.commands.get()(time.monotonic())
-                self._dispatch()
+                self.dispatch()
         if self._router in ready:
             self._read(self._router, None)
         for neighbor, dealer in self._dealers.items():
@@ -215,12 +225,12 @@ class Loop(threading.Thread):
                 self._read(dealer, neighbor)
         if self._control in ready:
             self._read_control()
-        for neighbor in [neighbor for neighbor, waiting in self._backlog.items() if waiting]:
-            self._flush(neighbor)
+        for (neighbor, _), waiting in self._backlog.items():
+            self._flush(neighbor, waiting)
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = self.protocol.tick(now)
-            self._dispatch()
+            self.dispatch()
             self.report(self._progress())
         if self._settle_by is not None:
             self._try_to_settle(now)
@@ -242,29 +252,26 @@ class Loop(threading.Thread):
                     self.open_rounds_changed.notify_all()
             self.orders.put(order)
 
-    def _read_monitor(self, monitor: zmq.Socket[bytes]) -> None:
-        neighbor = self._monitors[monitor]
-        while monitor.poll(0):
-            event = recv_monitor_message(monitor)
-            if event["event"] == zmq.EVENT_CONNECTED and neighbor is not None:
-                self._outward[neighbor] = Connection(
-                    neighbor,
-                    True,
-                    int(event["value"]),
-                    handshake_bytes("DEALER", self.identity.routing_id()),
-                    handshake_bytes("ROUTER", b""),
-                )
-                self._connections.append(self._outward[neighbor])
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._disconnected(neighbor, int(event["value"]))
-        self._dispatch()
+    def _read_monitors(self, monitors: Iterable[zmq.Socket[bytes]]) -> None:
+        for monitor in monitors:
+            neighbor = self._monitors[monitor]
+            while monitor.poll(0):
+                event = recv_monitor_message(monitor)
+                descriptor = int(event["value"])
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._connections.accepted(descriptor)
+                elif event["event"] == zmq.EVENT_CONNECTED and neighbor is not None:
+                    self._connections.connected(neighbor, descriptor)
+                elif event["event"] == zmq.EVENT_DISCONNECTED:
+                    self._disconnected(descriptor)
+        self.dispatch()
 
-    def _disconnected(self, neighbor: int | None, descriptor: int) -> None:
-        for connection in self._connections:
-            here = connection.opened_here == (neighbor is not None)
-            if here and not connection.closed and connection.descriptor == descriptor:
-                connection.closed = True
-                self.protocol.disconnected(time.monotonic(), connection.neighbor)
+    def _disconnected(self, descriptor: int) -> None:
+        connection = self._connections.closed(descriptor)
+        if connection is None:
+            self._refuse("unknown", "its connection ended before a message said whose it is")
+        else:
+            self.protocol.disconnected(time.monotonic(), connection.neighbor)
 
     def _read(self, readable: zmq.Socket[bytes], dealer_of: int | None) -> None:
         for _ in range(BATCH):
@@ -274,25 +281,22 @@ class Loop(threading.Thread):
                 return
             now = time.monotonic()
             routing_id = b"" if dealer_of is not None else frames.pop(0).bytes
-            size = sum(frame_bytes(len(frame)) for frame in frames)
+            descriptor = int(frames[0].get("__fd"))
+            if not self._connections.knows(descriptor):
+                self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
+            self._connections.received(descriptor, sum(frame_bytes(len(frame)) for frame in frames))
             try:
                 envelope, body = self._open_message(frames)
-                if dealer_of is None:
-                    connection = self._connection_from(routing_id, envelope, frames[0])
-                elif envelope.source == dealer_of:
-                    connection = self._outward[dealer_of]
-                else:
-                    raise BadMessage(f"peer {dealer_of} speaks as peer {envelope.source}")
+                self._check_sender(envelope, routing_id, dealer_of)
             except BadMessage as error:
-                known = self._inward.get(routing_id) if dealer_of is None else self._outward.get(dealer_of)
-                if known is not None:
-                    known.stream_in += size
                 self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
                 continue
-            connection.stream_in += size
+            self._connections.identify(descriptor, envelope.source, routing_id)
             checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
             self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
-            self._dispatch()
+            if not self._connections.knows(descriptor):  # the last words of a connection that has ended
+                self.protocol.disconnected(now, envelope.source)
+            self.dispatch()
 
     def _open_message(self, frames: list[zmq.Frame]) -> tuple[Envelope, memoryview | None]:
         if not 1 <= len(frames) <= 2:
@@ -306,36 +310,29 @@ class Loop(threading.Thread):
             raise BadMessage("a body belongs to a piece, and to nothing else")
         return envelope, frames[1].buffer if len(frames) == 2 else None
 
-    def _connection_from(self, routing_id: bytes, envelope: Envelope, frame: zmq.Frame) -> Connection:
+    def _check_sender(self, envelope: Envelope, routing_id: bytes, dealer_of: int | None) -> None:
         expected = Identity(envelope.source, envelope.incarnation, envelope.run).routing_id()
-        if routing_id != expected:
+        if dealer_of is None and routing_id != expected:
             raise BadMessage(f"says it is {expected.decode()}")
-        descriptor = int(frame.get("__fd"))
-        known = self._inward.get(routing_id)
-        if known is not None and not known.closed and known.descriptor == descriptor:
-            return known
-        if known is not None:
-            known.closed = True
-        connection = Connection(
-            envelope.source, False, descriptor, handshake_bytes("ROUTER", b""), handshake_bytes("DEALER", routing_id)
-        )
-        self._connections.append(connection)
-        self._inward[routing_id] = connection
-        self._routing_ids[envelope.source] = routing_id
-        return connection
+        if dealer_of is not None and envelope.source != dealer_of:
+            raise BadMessage(f"peer {dealer_of} speaks as peer {envelope.source}")
 
-    def _refuse(self, source: str, reason: str) -> None:
+    def _refuse(self, source: int | str, reason: str) -> None:
         self._refusals += 1
         if self._refusals <= REFUSALS_RECORDED:
             self.record("refused", {"source": source, "reason": reason})
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         """Act on what the protocol says."""
-        for output in self.protocol.take():
+        outputs = self.protocol.take()
+        if not outputs:
+            return
+        for output in outputs:
             match output:
                 case Send():
-                    if self._backlog[output.to] or not self._transmit(output):
-                        self._queue(output)
+                    waiting = self._backlog[output.to, output.reply]
+                    if waiting or not self._transmit(output):
+                        self._queue(output, waiting)
                 case Delivery():
                     output.verified = time.monotonic()
                     self.payload_received += output.layout.bytes
@@ -348,23 +345,23 @@ class Loop(threading.Thread):
                     book.messages += 1
                     book.payload += facts["payload"]
                     book.retransmitted += facts["retransmitted"]
+                case Event(name="refused", facts=facts):
+                    self._refuse(facts["source"], facts["reason"])
                 case Event(name=name, facts=facts):
                     self.record(name, facts)
-        rounds = frozenset(outgoing.round for outgoing in self.protocol.outgoing.values())
+        rounds = self.protocol.open_rounds
         if rounds != self.open_rounds:
             with self.open_rounds_changed:
                 self.open_rounds = rounds
                 self.open_rounds_changed.notify_all()
 
-    def _queue(self, send: Send) -> None:
-        waiting = self._backlog[send.to]
+    def _queue(self, send: Send, waiting: deque[Send]) -> None:
         if self.protocol.neighbors[send.to].gone:
             waiting.clear()
-        elif not (isinstance(send.message, Beat) and waiting):
+        elif len(waiting) < BACKLOG and not (isinstance(send.message, Beat) and waiting):
             waiting.append(send)
 
-    def _flush(self, neighbor: int) -> None:
-        waiting = self._backlog[neighbor]
+    def _flush(self, neighbor: int, waiting: deque[Send]) -> None:
         if self.protocol.neighbors[neighbor].gone:
             waiting.clear()
         while waiting and self._transmit(waiting[0]):
@@ -373,20 +370,18 @@ class Loop(threading.Thread):
     def _transmit(self, send: Send) -> bool:
         """Hand a message to its socket; False when the socket cannot take it now."""
         dealer = None if send.reply else self._dealers.get(send.to)
-        routing_id = self._routing_ids.get(send.to)
-        if (send.to not in self._outward) if dealer is not None else routing_id is None:
-            return False  # not connected yet, or the event that says so is not read yet
+        connection = (self._connections.inward if dealer is None else self._connections.outward).get(send.to)
+        if connection is None or connection.closed:
+            # A DEALER is opened again. An answer goes back on the connection that asked, or nowhere: it will ask again.
+            return dealer is None
         me = self.identity
         header = encode(Envelope(PROTOCOL_VERSION, me.run, me.peer, me.incarnation, send.message))
         frames: list[Any] = [header] if send.body is None else [header, send.body]
         try:
             if dealer is not None:
                 dealer.send_multipart(frames, zmq.DONTWAIT, copy=False)
-                connection = self._outward[send.to]
             else:
-                assert routing_id is not None
-                self._router.send_multipart([routing_id, *frames], zmq.DONTWAIT, copy=False)
-                connection = self._inward[routing_id]
+                self._router.send_multipart([connection.routing_id, *frames], zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -402,9 +397,9 @@ class Loop(threading.Thread):
         assert self._settle_by is not None
         goodbyes = all(neighbor.gone for neighbor in self.protocol.neighbors.values())
         flushed = not any(self._backlog.values())
-        agreed = [connection.read_kernel() for connection in self._connections]
+        agreed = [connection.read_kernel() for connection in self._connections.all]
         if (goodbyes and flushed and all(agreed)) or now > self._settle_by:
-            for connection in self._connections:
+            for connection in self._connections.all:
                 self.record("connection", connection.facts())
             self._settle_by = None
             self._settled()

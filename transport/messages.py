@@ -14,7 +14,7 @@ MAX_HEADER_BYTES = 1024
 
 Count = Annotated[int, Meta(ge=0, lt=2**48)]
 Hash = Annotated[int, Meta(ge=0)]  # MessagePack holds 64 bits at most
-Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, lt=2**40)]
 """A reading of the sender's monotonic clock. All processes of one host share that clock."""
 Reason = Annotated[str, Meta(max_length=200)]
 
@@ -28,7 +28,7 @@ class Beat(Struct, array_like=True, forbid_unknown_fields=True, tag=1):
 
 
 class Offer(Struct, array_like=True, forbid_unknown_fields=True, tag=2):
-    """I have a snapshot of this layout and size for you. Said again, it asks how far you are."""
+    """I have a snapshot of this layout and size for you. Said again, it asks how far you are with the `sent` pieces."""
 
     sequence: Count
     round: Count
@@ -37,6 +37,7 @@ class Offer(Struct, array_like=True, forbid_unknown_fields=True, tag=2):
     pieces: Count
     digest: Hash
     submitted: Seconds
+    sent: Count
 
 
 class Credit(Struct, array_like=True, forbid_unknown_fields=True, tag=3):

@@ -32,7 +32,11 @@ class Node:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self._round = 0
         self.waited_s = 0.0
+        self._shared = 0
+        self._early: dict[tuple[int, int], Delivery] = {}
+        self._gathered: set[int] = set()
 
     def open(self, timeout_s: float) -> str:
         """Bind, and return where. Raises the error of the bind."""
@@ -44,7 +48,7 @@ class Node:
 
     def connect(self, endpoints: dict[int, str]) -> None:
         """Open the connections to the neighbors this peer sends to."""
-        self._ask(lambda _: self._loop.connect(endpoints))
+        self._ask(lambda now: self._loop.connect(now, endpoints))
 
     def report(self, report: control.Report) -> None:
         self._loop.command(lambda _: self._loop.report(report))
@@ -66,14 +70,19 @@ class Node:
     def enter(self, round: int) -> None:
         """Begin a round."""
         self.check()
-        self._ask(lambda now: self._loop.protocol.enter(now, round))
+        self._loop.command(lambda now: self._loop.protocol.enter(now, round))
+        self._round = round
+        self._gathered.clear()
+        for key in [key for key in self._early if key[1] < round]:
+            self.release(self._early.pop(key).block)
 
     def share(self, snapshot: Snapshot, receivers: Iterable[int]) -> None:
         """Offer a snapshot to neighbors, and go on. Waits first while too many rounds are underway."""
         to = tuple(receivers)
         if to:
             self._wait_until(lambda: len(self._loop.open_rounds) < ROUNDS_IN_FLIGHT)
-            self._ask(lambda now: self._loop.protocol.submit(now, snapshot, to))
+            self._shared += 1
+            self._loop.command(lambda now: self._loop.submit(now, snapshot, to))
 
     def gather(self, senders: Iterable[int]) -> Iterator[Delivery | Missing]:
         """This round's snapshots of these neighbors as they arrive; each ends in a `Delivery` or a `Missing`.
@@ -81,21 +90,39 @@ class Node:
         The reader gives each delivered block back with `release` when it has read it; only then may another
         snapshot follow.
         """
-        waiting = set(senders)
-        expected = tuple(waiting)
+        expected = frozenset(senders)
+        if again := expected & self._gathered:
+            raise ValueError(f"the snapshots of peers {sorted(again)} for round {self._round} were already gathered")
+        self._gathered |= expected
+        waiting = set(expected)
         self._loop.command(lambda now: self._loop.protocol.expect(now, expected))
         while waiting:
-            began = time.monotonic()
-            item = self._next()
-            self.waited_s += time.monotonic() - began
-            self.check()
-            if item is None or item.sender not in waiting:
-                continue
+            item = self._next_of(waiting)
             waiting.discard(item.sender)
             if isinstance(item, Delivery):
                 item.taken = time.monotonic()
                 self._loop.record("delivered", item.facts())
             yield item
+
+    def _next_of(self, waiting: set[int]) -> Delivery | Missing:
+        """The next that is awaited in this round; what belongs to the next round is kept, what is left over let go."""
+        for sender in sorted(waiting):
+            if (sender, self._round) in self._early:
+                return self._early.pop((sender, self._round))
+        while True:
+            began = time.monotonic()
+            item = self._next()
+            self.waited_s += time.monotonic() - began
+            self.check()
+            if item is None:
+                continue
+            if item.round == self._round and item.sender in waiting:
+                return item
+            if isinstance(item, Delivery):
+                if item.round > self._round:
+                    self._early[item.sender, item.round] = item
+                else:
+                    self.release(item.block)
 
     def _next(self) -> Delivery | Missing | None:
         # The protocol resolves whatever is awaited by its deadline; only the end of its thread could leave it
@@ -145,6 +172,7 @@ class Node:
         def run(now: float) -> None:
             try:
                 act(now)
+                self._loop.dispatch()
             except Exception as error:
                 answer.put(error)
             else:
@@ -164,6 +192,6 @@ class Node:
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         # The protocol ends every transfer, by delivery or by its deadline, so this ends too.
         with self._loop.open_rounds_changed:
-            while not condition():
+            while self._loop.submitted < self._shared or not condition():
                 self.check()
                 self._loop.open_rounds_changed.wait(1.0)

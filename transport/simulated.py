@@ -61,6 +61,7 @@ class Network:
         for peer in layouts:
             sends_to = [other for other in layouts if peer in layouts[other]]
             self.peers[peer] = SimulatedPeer(Protocol(0.0, sends_to, layouts[peer], settings, round_deadline_s))
+            self.peers[peer].protocol.meet(0.0)
             self._schedule(0.0, lambda peer=peer: self._tick(peer))  # type: ignore[misc]
 
     def at(self, time: float, act: Callable[[], None]) -> None:
@@ -78,7 +79,9 @@ class Network:
         self.peers[peer].alive = False
         for other, it in self.peers.items():
             if it.alive and peer in it.protocol.neighbors:
-                self._schedule(self.now, lambda other=other: self._see_closed(other, peer))  # type: ignore[misc]
+                # What it said before is read first, as from a TCP stream.
+                last = self.now + self.weather.delay_s[1]
+                self._schedule(last, lambda other=other: self._see_closed(other, peer))  # type: ignore[misc]
 
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Let time pass until a condition holds; False when it does not within the limit."""
@@ -119,19 +122,20 @@ class Network:
     def _carry(self, source: int, send: Send) -> None:
         if self._random.random() < self.weather.lose:
             return
+        life = self.peers[source].incarnation
         copies = 2 if self._random.random() < self.weather.repeat else 1
         for _ in range(copies):
             body = None if send.body is None else bytearray(send.body)
             if body and self._random.random() < self.weather.damage:
                 body[self._random.randrange(len(body))] ^= 1 << self._random.randrange(8)
             arrival = self.now + self._random.uniform(*self.weather.delay_s)
-            self._schedule(arrival, lambda body=body: self._arrive(source, send.to, send.message, body))  # type: ignore[misc]
+            self._schedule(arrival, lambda body=body: self._arrive(source, send.to, life, send.message, body))  # type: ignore[misc]
 
-    def _arrive(self, source: int, to: int, message: Message, body: bytearray | None) -> None:
+    def _arrive(self, source: int, to: int, life: int, message: Message, body: bytearray | None) -> None:
         it = self.peers[to]
         if not it.alive:
             return
         view = None if body is None else memoryview(body)
         checksum = xxhash.xxh3_64_intdigest(body) if isinstance(message, Piece) and body is not None else 0
-        it.protocol.receive(self.now, source, self.peers[source].incarnation, message, view, checksum)
+        it.protocol.receive(self.now, source, life, message, view, checksum)
         self._collect(to)

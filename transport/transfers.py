@@ -1,4 +1,4 @@
-"""The two ends of one snapshot's journey along one edge, as plain records."""
+"""What a protocol puts out, and the two ends of one snapshot's journey along one edge, as plain records."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,10 +36,12 @@ class Outgoing:
     round: int
     snapshot: Snapshot
     submitted: float
+    since: float
+    """When the deadline began to run: at the latest when the neighbor entered the round."""
     probe_at: float
+    pause: float
     limit: int = 0
     sent: int = 0
-    parked: bool = False
     attempts: int = 0
     probed_at: float | None = None
     resent_bytes: int = 0
@@ -54,6 +56,7 @@ class Outgoing:
             len(self.snapshot.checksums),
             self.snapshot.digest,
             self.submitted,
+            self.sent,
         )
 
 
@@ -74,11 +77,15 @@ class Incoming:
     def accept(self, block: Bytes, window: int) -> None:
         self.block = block
         self.checksums = [None] * self.offer.pieces
-        self.limit = min(window, self.offer.pieces)
+        self.limit = self.reach(window)
 
-    def absent(self) -> list[int]:
-        """Pieces that were asked for and are not here."""
-        return [index for index in range(self.limit) if self.checksums[index] is None]
+    def reach(self, window: int) -> int:
+        """How far the sender may go: a window beyond what is here."""
+        return min(self.received + window, self.offer.pieces)
+
+    def lost(self, sent: int) -> list[int]:
+        """Of the pieces sent so far, those that are not here."""
+        return [index for index in range(min(sent, self.limit)) if self.checksums[index] is None]
 
 
 @dataclass
@@ -102,7 +109,7 @@ class Delivery:
     taken: float = 0.0
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """The named buffers, as read-only views into the block."""
+        """The named buffers, as views into the block."""
         return self.layout.unpack(self.block)
 
     def facts(self) -> dict[str, object]:
@@ -132,3 +139,26 @@ class Missing:
     sender: int
     round: int
     reason: str
+
+
+Output = Send | Delivery | Missing | Event
+
+
+class Outbox:
+    """What a protocol wants done, in order, until its driver takes it."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Output] = []
+
+    def put(self, output: Output) -> None:
+        self._outputs.append(output)
+
+    def reply(self, to: int, message: Message) -> None:
+        self.put(Send(to, message, reply=True))
+
+    def note(self, name: str, **facts: object) -> None:
+        self.put(Event(name, facts))
+
+    def take(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs

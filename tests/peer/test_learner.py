@@ -1,4 +1,4 @@
-"""The optimizers are torch's own arithmetic, the schedule is the cosine it says, and class statistics are counted right."""
+"""The optimizers are torch's own arithmetic, the schedule is the cosine it says, statistics are counted right."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""The plan knows what a round will cost before it runs, and refuses what cannot run with one sentence a person can use."""
+"""The plan knows what a round will cost before it runs, and refuses what cannot run with one useful sentence."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What travels is what the model holds: every floating parameter and buffer, in 32 bits exactly, in 16 bits rounded once."""
+"""What travels is what the model holds: every floating tensor, in 32 bits exactly, in 16 bits rounded once."""
 
 import json
 from pathlib import Path
