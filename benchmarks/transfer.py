@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -30,6 +29,7 @@ from topology.sections import TransportSection
 from transport import control
 from transport.layout import Bytes, Field, Layout, seal
 from transport.loop import Identity, Loop
+from transport.memory import keep_freed_memory
 from transport.node import Node
 from transport.protocol import Protocol
 from transport.transfers import Delivery
@@ -77,6 +77,7 @@ def record(event: str, facts: dict[str, Any]) -> None:
 
 def send(task: Task, port: int) -> dict[str, list[float]]:
     """The sender's process: seconds a delivery of each kind, a number a turn."""
+    keep_freed_memory()
     block, layout, node = task.block(), task.layout, task.node(SENDER)
     raw = socket.create_connection(("127.0.0.1", port))
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -132,6 +133,7 @@ def send(task: Task, port: int) -> dict[str, list[float]]:
 
 def receive(task: Task) -> None:
     """The receiver's process."""
+    keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     node, block = task.node(RECEIVER), np.empty(task.layout.bytes, dtype=np.uint8)

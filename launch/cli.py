@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,12 @@ def _wrong_input_ends_with_2() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+def _fresh_folder(name: str) -> Path:
+    """runs/NAME-TIME; of two runs begun in the same second the later has a number behind it."""
+    named = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return next(path for n in count(1) if not (path := named if n == 1 else Path(f"{named}-{n}")).exists())
+
+
 @app.command()
 def run(
     file: File,
@@ -49,9 +56,12 @@ def run(
     console = Console()
     with _wrong_input_ends_with_2():
         topology = load(file, set_ or [])
-        folder = out or Path("runs") / f"{topology.swarm.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = out or _fresh_folder(topology.swarm.name)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise TopologyError(f"--out: {folder} exists and is not an empty folder. Name another, or remove it")
+        from launch.libraries import import_torch
+
+        import_torch()
         from launch.start import start
 
         supervisor = start(topology, folder, console, quiet, zero)
@@ -102,8 +112,10 @@ def compare(folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …",
 
     with _wrong_folder_ends_with_2():
         comparison = compare_runs(folders)
-        console = Console()
-        console.print(comparison.table())
+    console = Console()
+    console.print(comparison.table(), crop=False)
+    for note in comparison.notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

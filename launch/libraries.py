@@ -4,10 +4,26 @@ Only clean, file-backed, private mappings are advised; the kernel reads a page a
 """
 
 import ctypes
+import importlib.util
 import sys
 from pathlib import Path
 
 _MADV_DONTNEED = 4
+
+
+def import_torch() -> None:
+    """Import torch in two steps, as it does it itself, and give back after each what loading alone has touched.
+
+    The libraries of its CUDA build come first; together with the rest they would take 500 MB for a moment.
+    """
+    found = importlib.util.find_spec("torch")
+    if sys.platform == "linux" and found is not None and found.origin is not None and "torch" not in sys.modules:
+        dependencies = Path(found.origin).parent / "lib" / "libtorch_global_deps.so"
+        if dependencies.exists():
+            ctypes.CDLL(str(dependencies), mode=ctypes.RTLD_GLOBAL)
+            release_library_pages()
+    importlib.import_module("torch")
+    release_library_pages()
 
 
 def release_library_pages() -> None:

@@ -18,11 +18,25 @@ ROWS = 24
 """Peers shown one by one; of a larger swarm, those that others wait for and the furthest behind come first."""
 
 
-class PlainView(View):
-    """One line a round, once every living peer has finished it, and one for every trouble."""
+class QuietView(View):
+    """Nothing but troubles."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+
+    def trouble(self, text: str) -> None:
+        self._say(f"! {text}", style="red")
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        # Lines stay whole, so that a log can be searched.
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+class PlainView(QuietView):
+    """One line a round, once every living peer has finished it, and one for every trouble."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._rounds: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         self._peers: dict[int, PeerState] = {}
         self._said = 0
@@ -30,10 +44,9 @@ class PlainView(View):
     def begin(self, plan: Plan, folder: Path) -> None:
         self._plan, self._began = plan, time.monotonic()
         swarm = plan.topology.swarm
-        self._console.print(
+        self._say(
             f"{swarm.name}: {swarm.peers} peers, {plan.topology.method.name} on {plan.data.name}, "
-            f"{swarm.rounds} rounds, into {folder}",
-            highlight=False,
+            f"{swarm.rounds} rounds, into {folder}"
         )
 
     def show(self, peers: dict[int, PeerState]) -> None:
@@ -47,7 +60,7 @@ class PlainView(View):
         self._rounds[facts["round"]][peer.id] = facts
 
     def _finish(self, round: int, facts: list[dict[str, Any]]) -> None:
-        self._console.print(self._line(round, facts), highlight=False)
+        self._say(self._line(round, facts))
 
     def _line(self, round: int, facts: list[dict[str, Any]]) -> str:
         payload = sum(peer.payload for peer in self._peers.values())
@@ -57,9 +70,6 @@ class PlainView(View):
             f"validation {_mean(facts, 'validation_accuracy')}  received {megabytes(payload)}  "
             f"{time.monotonic() - self._began:.1f} s" + (f"  missing {absent}" if absent else "")
         )
-
-    def trouble(self, text: str) -> None:
-        self._console.print(f"! {text}", style="red", highlight=False, markup=False)
 
     def end(self) -> None:
         return
@@ -116,11 +126,11 @@ class LiveView(PlainView):
     def end(self) -> None:
         self._live.stop()
         if self._last:
-            self._console.print(self._last, highlight=False)
+            self._say(self._last)
 
 
 def view_for(console: Console, quiet: bool) -> View:
-    """The live table on a terminal, lines elsewhere, nothing when it is to be quiet."""
+    """The live table on a terminal, lines elsewhere, troubles alone when it is to be quiet."""
     if quiet:
-        return View()
+        return QuietView(console)
     return LiveView(console) if console.is_terminal else PlainView(console)

@@ -6,6 +6,7 @@ milliseconds and shares its memory. The kernel kills the server when the supervi
 server dies.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -86,7 +87,8 @@ class ForkServer:
 
     def _tell(self, order: dict[str, int]) -> None:
         self._channel.setblocking(True)
-        self._channel.sendall(json.dumps(order).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it died, which `events` tells
+            self._channel.sendall(json.dumps(order).encode() + b"\n")
         self._channel.setblocking(False)
 
     def events(self) -> list[Started | Exited]:
@@ -97,6 +99,8 @@ class ForkServer:
             raise ConnectionError("the fork server died")
         except BlockingIOError:
             pass
+        except ConnectionResetError as error:
+            raise ConnectionError("the fork server died") from error
         *lines, self._partial = self._partial.split(b"\n")
         return [_read(json.loads(line)) for line in lines]
 

@@ -14,6 +14,7 @@ from peer.devices import CUDA_CONTEXT_MB, free_device_mb
 from peer.plan import Plan, make_plan
 from topology import Topology, TopologyError
 from topology.file import dump
+from transport.memory import keep_freed_memory
 
 DESCRIPTORS_A_NEIGHBOR = 8
 DESCRIPTORS_A_PEER = 64
@@ -23,13 +24,17 @@ def start(topology: Topology, folder: Path, console: Console, quiet: bool, zero:
     """A supervisor ready to run, its fork server waiting. Raises `TopologyError` before anything has been started."""
     plan = make_plan(topology)
     check_ports(topology)
-    check_memory(plan)
     check_descriptors(plan)
+    check_memory(plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "topology.toml").write_text(dump(plan.topology))
+        with (folder / "topology.toml").open("x") as copy:  # of two runs into one folder, one is first
+            copy.write(dump(plan.topology))
+    except FileExistsError as error:
+        raise TopologyError(f"--out: another run has just begun in {folder}. Name another folder") from error
     except OSError as error:
         raise TopologyError(f"--out: cannot write to {folder}: {error.strerror}") from error
+    keep_freed_memory()
     release_library_pages()
     return Supervisor(plan, folder, view_for(console, quiet), zero)
 
@@ -65,8 +70,8 @@ def check_memory(plan: Plan) -> None:
 def _require(where: str, peers: int, need: float, free: float) -> None:
     if need > free:
         raise TopologyError(
-            f"swarm.peers: {peers} peers on {where} would need about {need:,.0f} MB of memory, {free:,.0f} MB are free. "
-            "Take fewer peers, smaller models (models.pool), a smaller training.batch_size, or more devices"
+            f"swarm.peers: {peers} peers on {where} would need about {need:,.0f} MB of memory, {free:,.0f} MB are "
+            "free. Take fewer peers, smaller models (models.pool), a smaller training.batch_size, or more devices"
         )
 
 
@@ -82,4 +87,3 @@ def check_descriptors(plan: Plan) -> None:
         )
     if need > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
-

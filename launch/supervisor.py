@@ -74,14 +74,14 @@ class Supervisor:
 
     def __init__(self, plan: Plan, folder: Path, view: View, zero: float) -> None:
         self._plan, self._folder, self._view = plan, folder, view
-        self._sockets = Path(tempfile.mkdtemp(prefix="swarm-"))
+        self._sockets = _folder_for_sockets()
         self._run = Run(secrets.token_bytes(16), folder, f"ipc://{self._sockets}/supervisor", self._sockets, zero)
         self._peers = {id: PeerState(id) for id in plan.peers}
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._startup_s: float | None = None
         self._reason = ""
         self._messages_missing = 0
-        self._stopping = False
+        self._stopping = self._impatient = False
         self._signals: list[int] = []
         self._server = ForkServer(self._life)
 
@@ -94,7 +94,8 @@ class Supervisor:
         wake_reader, wake_writer = socket.socketpair()
         for end in (wake_reader, wake_writer):
             end.setblocking(False)
-        handlers = {kind: signal.signal(kind, self._on_signal) for kind in (signal.SIGINT, signal.SIGTERM)}
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(kind, self._on_signal)
         wake_before = signal.set_wakeup_fd(wake_writer.fileno())
         self._wake = wake_reader
         self._router = context.socket(zmq.ROUTER)
@@ -111,8 +112,9 @@ class Supervisor:
             self._view.end()
             self._server.close()
             signal.set_wakeup_fd(wake_before)
-            for kind, handler in handlers.items():
-                signal.signal(kind, handler)
+            # What is left is to write down what there is; one who is impatient must not lose it.
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(kind, signal.SIG_IGN)
             self._router.close()
             context.term()
             wake_reader.close()
@@ -143,7 +145,7 @@ class Supervisor:
     def _mark(self, before: Phase, after: Phase) -> None:
         for peer in self._peers.values():
             if peer.phase == before:
-                peer.phase = after
+                peer.phase, peer.moved_at = after, time.monotonic()
 
     def _order(self, order: Callable[[PeerState], control.Order]) -> None:
         for peer in self._peers.values():
@@ -160,7 +162,10 @@ class Supervisor:
             self._serve()
             now = time.monotonic()
             if self._stopping and now > self._stop_by:
-                self._kill(self._peers.values(), f"did not stop within {STOP_LIMIT_S:g} s")
+                asked = (
+                    "was killed at the second asking" if self._impatient else f"did not stop within {STOP_LIMIT_S:g} s"
+                )
+                self._kill(self._peers.values(), asked)
             elif self._stopping and not any(peer.alive for peer in self._peers.values()):
                 return
             elif end is not None and now > end:
@@ -203,13 +208,26 @@ class Supervisor:
         if self._router in ready:
             self._read_reports()
         if self._server.fileno() in ready:
-            for event in self._server.events():
-                peer = self._peers[event.peer]
-                if isinstance(event, Exited):
-                    self._on_exit(peer, event.status)
-                else:
-                    peer.pid, peer.heard_at = event.pid, time.monotonic()
+            self._read_events()
         self._view.show(self._peers)
+
+    def _read_events(self) -> None:
+        try:
+            events = self._server.events()
+        except ConnectionError:
+            self._poller.unregister(self._server)
+            self._reason = "the fork server died, and all peers with it"
+            for peer in self._peers.values():
+                if peer.alive:
+                    peer.phase = "ended"
+                    self._lose(peer, "was killed with the fork server")
+            return
+        for event in events:
+            peer = self._peers[event.peer]
+            if isinstance(event, Exited):
+                self._on_exit(peer, event.status)
+            else:
+                peer.pid, peer.heard_at = event.pid, time.monotonic()
 
     def _read_reports(self) -> None:
         while True:
@@ -232,6 +250,7 @@ class Supervisor:
                     peer.validation_accuracy = facts["validation_accuracy"]
                     peer.global_accuracy = facts["global_accuracy"]
                     self._messages_missing += len(facts["missing"])
+                    peer.round = min(facts["round"] + 1, len(self._plan.rounds))
                     self._view.round(peer, facts)
                 case control.Done():
                     peer.phase = "done"
@@ -248,9 +267,10 @@ class Supervisor:
         if not expected and not peer.reason:
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             log = self._run.peer_folder(peer.id) / "log.txt"
-            self._lose(peer, f"{how} in round {peer.round}; its log is {log}")
-            if status > 0 and log.exists():
-                self._view.trouble("\n".join(log.read_text(errors="replace").splitlines()[-30:]))
+            self._lose(peer, f"{how}; its log is {log}")
+            said = log.read_text(errors="replace").splitlines()[-30:] if log.exists() else []
+            if said:
+                self._view.trouble("\n".join(said))
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.append(number)
@@ -259,7 +279,7 @@ class Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if self._stopping:
-                self._stop_by = time.monotonic()  # asked twice: at once
+                self._impatient, self._stop_by = True, time.monotonic()
                 continue
             self._stopping = True
             self._stop_by = time.monotonic() + STOP_LIMIT_S
@@ -276,7 +296,7 @@ class Supervisor:
         if self._stopping:
             status = "failed"
         elif len(lost) == len(self._peers):
-            status, reason = "failed", "every peer was lost"
+            status, reason = "failed", reason or "every peer was lost"
         return Outcome(
             status=status,
             started_at=self._started_at,
@@ -286,6 +306,12 @@ class Supervisor:
             exits={peer.id: Exit(peer.status, peer.reason) for peer in peers},
             foretold_payload_by_round=[self._plan.payload(round) for round in self._plan.rounds],
         )
+
+
+def _folder_for_sockets() -> Path:
+    """A private folder with a short name: the path of a Unix socket has 107 bytes at most."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="swarm-", dir=usual if len(usual) < 60 else "/tmp"))
 
 
 _ORDER: list[Phase] = ["starting", "ready", "learning", "done", "settled", "ended"]

@@ -23,7 +23,7 @@ def visible_devices() -> int:
 
 
 def free_device_mb() -> dict[str, float]:
-    """Free memory of each visible CUDA device, asked for in a process of its own, since the question leaves a context."""
+    """Free memory of each visible CUDA device, asked for in another process: asking leaves a context."""
     question = (
         "import json, torch; "
         "print(json.dumps([torch.cuda.mem_get_info(i)[0] / 1e6 for i in range(torch.cuda.device_count())]))"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -148,6 +149,7 @@ def make_plan(topology: Topology) -> Plan:
     threads = tuple((override.threads if override else None) or shared for override in overrides)
     resolved = topology.model_copy(
         update={
+            "data": topology.data.model_copy(update=_absolute(topology.data.name, topology.data.root)),
             "method": topology.method.model_copy(update={"options": method.settings.model_dump()}),
             "devices": topology.devices.model_copy(
                 update={"assign": list(dict.fromkeys(devices)), "threads": shared},
@@ -157,6 +159,15 @@ def make_plan(topology: Topology) -> Plan:
     plan = Plan(resolved, graph, data, shards, tuple(facts[label(spec)] for spec in specs), method, devices, threads)
     method.check(plan)
     return plan
+
+
+def _absolute(name: str, root: str) -> dict[str, str]:
+    """Where the data lies, from wherever the resolved file is run again."""
+    kind, colon, path = name.partition(":")
+    return {
+        "name": f"{kind}:{Path(path).expanduser().absolute()}" if colon else name,
+        "root": str(Path(root).expanduser().absolute()) if root else "",
+    }
 
 
 def _facts(spec: ModelSpec, data: sets.DataSet, method: Method, dtype: str) -> ModelFacts:

@@ -70,16 +70,17 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         node.await_order(control.Settle, ORDER_TIMEOUT_S + plan.topology.swarm.round_deadline_s)
         node.settle(timeout_s=plan.topology.transport.drain_s + 30.0)
         status = "complete"
-        _record_end(peer, status)
+        _record_end(journal, status, snapshot.digest(peer.model))
         node.report(control.Settled())
         node.await_order(control.Close, ORDER_TIMEOUT_S)
     except Stopped:
         status = "stopped"
-        _record_end(peer, status)
+        _record_end(journal, status, snapshot.digest(peer.model))
     except BaseException:
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)
         journal.write("error", {"traceback": text})
+        _record_end(journal, status, None)
         node.report(control.Failed(text))
     node.close(timeout_s=10.0)
     journal.close()
@@ -178,8 +179,6 @@ def _record_start(peer: Peer, endpoint: str, incarnation: int) -> None:
     )
 
 
-def _record_end(peer: Peer, status: str) -> None:
+def _record_end(journal: Journal, status: str, digest: str | None) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    peer.journal.write(
-        "finished", {"status": status, "peak_rss_mb": round_(peak), "snapshot": snapshot.digest(peer.model)}
-    )
+    journal.write("finished", {"status": status, "peak_rss_mb": round_(peak), "snapshot": digest})

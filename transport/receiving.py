@@ -67,6 +67,7 @@ class Receiver:
         self.round = 0
         self.transfers: dict[tuple[int, int], Incoming] = {}
         self.awaited: dict[int, float] = {}  # since when
+        self._expected = False  # whether it is known who is awaited in this round
         self.blocks = Blocks(settings.concurrent)
         self._given_up: set[int] = set()
         self._answered: dict[int, dict[int, Ack | Decline]] = {id: {} for id in layouts}
@@ -75,10 +76,12 @@ class Receiver:
     def enter(self, round: int) -> None:
         self.round = round
         self.awaited.clear()
+        self._expected = False
         self._given_up.clear()
         self._drop([key for key, held in self.transfers.items() if held.offer.round < round])
 
     def expect(self, now: float, senders: Iterable[int]) -> None:
+        self._expected = True
         for sender in sorted(senders):
             if self.round not in self._delivered[sender]:  # a snapshot may have come before its round
                 self.awaited[sender] = now
@@ -204,7 +207,7 @@ class Receiver:
     def _grant(self) -> None:
         """Give blocks to offers, in the order of arrival: of this round, and of the next with what this one leaves.
 
-        So the next round's snapshots travel while the peer still learns; a block stays free for each awaited one.
+        So the next round's snapshots travel while the peer still learns; a block stays free while one may be needed.
         """
         for incoming in self.transfers.values():
             if not self.blocks.left():
@@ -214,7 +217,7 @@ class Receiver:
         provided = {
             held.sender for held in self.transfers.values() if held.block is not None and not self._is_ahead(held)
         }
-        reserved = min(1, len(self.awaited.keys() - provided))
+        reserved = min(1, len(self.awaited.keys() - provided)) if self._expected else 1
         for incoming in self.transfers.values():
             if self.blocks.free() <= reserved:
                 return

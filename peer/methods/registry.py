@@ -1,12 +1,12 @@
 """Finds methods by name or as `package.module:Class`, and checks their settings."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from peer import own_code
 from peer.methods.base import Method
 from topology.errors import TopologyError
 from topology.mistakes import suggestion
@@ -29,10 +29,9 @@ def find(name: str) -> type[Method]:
             f"method.name: there is no method {name!r}.{suggestion(name, METHODS)} There are {', '.join(METHODS)}, "
             "and any package.module:Class that derives from peer.methods.base.Method"
         )
-    module_name, class_name = path.split(":", 1)
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+        found = own_code.load(path)
+    except own_code.OwnCodeError as error:
         raise TopologyError(f"method.name: cannot load {name!r}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Method)):
         raise TopologyError(f"method.name: {name!r} is not a class that derives from peer.methods.base.Method")

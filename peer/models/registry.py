@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from peer import own_code
 from peer.models.plain import build_cnn3, build_cnn6, build_mlp
 from peer.models.resnet import ResNet
 from topology.errors import TopologyError
@@ -183,28 +181,16 @@ def _check_options(spec: ModelSpec, builder: Callable[..., Any]) -> None:
 
 
 def _import_callable(name: str) -> Callable[..., Any]:
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise _mistake(
             name,
             f"there is no such model.{suggestion(name, _BUILDERS)} There are {', '.join(_BUILDERS)}; one of "
             "your own is written package.module:callable.",
         )
-    if not module_name or module_name.startswith(".") or not attribute:
-        raise _mistake(name, "one of your own is written package.module:callable, such as mymodels:tiny_net.")
-    directory = str(Path.cwd())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise _mistake(
-            name,
-            f"importing {module_name} raised {type(error).__name__}: {error}. Python looked in the working "
-            f"directory {directory} and among the installed packages.",
-        ) from error
-    found: object = getattr(module, attribute, None)
+        found = own_code.load(name)
+    except own_code.OwnCodeError as error:
+        raise _mistake(name, str(error)) from error
     if not callable(found):
-        what = f"has no {attribute}" if found is None else f"has {attribute}, but it cannot be called"
-        raise _mistake(name, f"the module {module_name} ({module.__file__}) {what}.")
+        raise _mistake(name, f"{name} is there, but it cannot be called.")
     return found

@@ -43,11 +43,11 @@ def alarm() -> Iterator[None]:
         raise TimeoutError(f"the test has not ended within {LIMIT_S} s")
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(LIMIT_S)
-    faulthandler.dump_traceback_later(LIMIT_S + 20, exit=True, file=sys.__stderr__)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 10)  # again and again, for what hangs in cleaning up
+    faulthandler.dump_traceback_later(2 * LIMIT_S, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 

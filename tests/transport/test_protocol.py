@@ -90,6 +90,32 @@ def test_the_next_rounds_snapshot_travels_while_this_round_is_learnt(make_wire: 
     wire.assert_delivered_once()
 
 
+@pytest.mark.parametrize("concurrent", [1, 2, 3])
+def test_what_comes_early_leaves_a_block_for_the_round_itself(make_wire: Make, concurrent: int) -> None:
+    """As in a directed graph: the neighbors are a round ahead while this peer still learns, before it gathers."""
+    wire = make_wire(peers=4, edges={(0, 3), (1, 3), (2, 3)}, concurrent=concurrent)
+    wire.enter(1)
+    for round in (1, 2):
+        wire.enter(round, 0, 1, 2)
+        for sender in (0, 1, 2):
+            wire.submit(sender, 3)
+    wire.deliver()
+    assert [delivery.round for delivery in wire.deliveries[3]] == [2] * (concurrent - 1)
+    for round in (1, 2):
+        if round == 2:
+            wire.enter(2, 3)
+        wire.expect(3, 0, 1, 2)
+        read: set[int] = set()
+        while len(read) < 3:
+            wire.deliver()
+            here = [d for d in wire.deliveries[3] if d.round == round and d.sender not in read]
+            assert here, f"round {round} starves"
+            for delivery in here:
+                read.add(delivery.sender)
+                wire.release(3, delivery)
+    assert len(wire.deliveries[3]) == 6 and not wire.missing[3]
+
+
 def test_a_snapshot_offered_two_rounds_ahead_waits(make_wire: Make) -> None:
     wire = make_wire()
     wire.enter(1)

@@ -1,7 +1,8 @@
 """Whole swarms on a virtual clock: hundreds of bad networks, each a function of its seed."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from topology.sections import TransportSection
 from transport.layout import Bytes, Field, Layout, seal
 from transport.messages import Message, Piece
+from transport.node import ROUNDS_IN_FLIGHT
 from transport.simulated import Network, Weather
 
 PEERS = range(4)
@@ -131,6 +133,63 @@ def test_after_a_partition_everything_arrives() -> None:
         exchange.finish()
         assert not exchange.wrong and not exchange.missing(), f"seed {seed}"
         assert exchange.delivered() == dict.fromkeys({key for key in EVERYTHING if key[2] == 1}, 1), f"seed {seed}"
+
+
+class Learner:
+    """A peer's main thread: it learns for a time of its own, shares, gathers; its neighbors are not in step with it."""
+
+    def __init__(self, peer: int, network: Network, seconds: list[float], learns_first: bool) -> None:
+        self.peer, self.network, self.it = peer, network, network.peers[peer]
+        self._work = self._rounds(seconds, learns_first)
+
+    def step(self) -> bool:
+        """Go on as far as it can; True when all rounds are done."""
+        return next(self._work, "done") == "done"
+
+    def _rounds(self, seconds: list[float], learns_first: bool) -> Iterator[str]:
+        senders, receivers = sorted(self.it.protocol.receiver._layouts), sorted(self.it.protocol.sends_to)
+        for round, learning_s in enumerate(seconds, 1):
+            self.network.call(self.peer, lambda p, now, round=round: p.enter(now, round))  # type: ignore[misc]
+            if learns_first:
+                yield from self._learn(learning_s)
+            while len(self.it.protocol.open_rounds) >= ROUNDS_IN_FLIGHT:
+                yield "waits for a receiver"
+            block = content(0, self.peer, round)
+            snapshot = seal(LAYOUTS[self.peer], block, SETTINGS.piece_bytes)
+            self.network.call(self.peer, lambda p, now, some=snapshot: p.submit(now, some, receivers))  # type: ignore[misc]
+            self.network.call(self.peer, lambda p, now: p.expect(now, senders))
+            read: set[int] = set()
+            while read < set(senders):
+                for delivery in [d for d in self.it.deliveries if d.round == round and d.sender not in read]:
+                    assert (delivery.block == content(0, delivery.sender, round)).all()
+                    read.add(delivery.sender)
+                    self.network.call(self.peer, lambda p, _, block=delivery.block: p.release(block))  # type: ignore[misc]
+                assert not self.it.missing, self.it.missing
+                yield "gathers"
+            if not learns_first:
+                yield from self._learn(learning_s)
+
+    def _learn(self, seconds: float) -> Iterator[str]:
+        end = self.network.now + seconds
+        while self.network.now < end:
+            yield "learns"
+
+
+@pytest.mark.parametrize("concurrent", [1, 2])
+@pytest.mark.parametrize("learns_first", [True, False])
+def test_peers_out_of_step_lose_nothing(concurrent: int, learns_first: bool) -> None:
+    """On a directed graph, where a peer may be rounds behind the one that sends to it."""
+    for seed in range(25):
+        random = Random(seed)
+        layouts = {i: {j: LAYOUTS[j] for j in ((i + 1) % 4, (i + 2) % 4)} for i in PEERS}
+        settings = SETTINGS.model_copy(update={"concurrent": concurrent})
+        network = Network(layouts, settings, 40.0, STORM if seed % 2 else Weather(), seed)
+        learners = [Learner(i, network, [random.expovariate(1) for _ in range(6)], learns_first) for i in PEERS]
+
+        def all_done(learners: list[Learner] = learners) -> bool:
+            return sum(learner.step() for learner in learners) == len(learners)
+
+        assert network.run(all_done, 500.0), f"seed {seed}: {[p.protocol.round for p in network.peers.values()]}"
 
 
 def trace(seed: int) -> list[object]:

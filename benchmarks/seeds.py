@@ -1,0 +1,71 @@
+"""CRAD against its rivals on the digits, over seeds: mean and standard error, and the differences seed by seed.
+
+Runs what is not there yet, one run after another, and prints a table in Markdown. Started again, it goes on.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+
+from machine import EXAMPLES, SWARM, describe
+
+Accuracies = dict[int, tuple[float, float]]
+"""By seed: global and local accuracy."""
+
+
+def run(folder: Path, method: str, seed: int, changes: list[str]) -> tuple[float, float]:
+    out = folder / f"{method}-{seed}"
+    summary = out / "summary.json"
+    if not summary.exists():
+        choices = [f"method.name={method}", f"swarm.seed={seed}", *changes]
+        options = [part for choice in choices for part in ("--set", choice)]
+        command = [*SWARM, "run", str(EXAMPLES / "crad-digits.toml"), "--quiet", "--out", str(out), *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{method}, seed {seed}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    found = json.loads(summary.read_text())
+    return found["global_accuracy"], found["local_accuracy"]
+
+
+def spread(values: list[float]) -> str:
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{fmean(values):.4f} ± {error:.4f}"
+
+
+def table(results: dict[str, Accuracies], seeds: list[int]) -> str:
+    first = next(iter(results))
+    lines = [
+        "| method | global | local | " + " | ".join(f"seed {seed}" for seed in seeds) + f" | {first} minus it |",
+        "|---|---|---|" + "---|" * (len(seeds) + 1),
+    ]
+    for method, by_seed in results.items():
+        world = [by_seed[seed][0] for seed in seeds]
+        differences = [results[first][seed][0] - by_seed[seed][0] for seed in seeds]
+        lines.append(
+            f"| {method} | {spread(world)} | {spread([by_seed[seed][1] for seed in seeds])} | "
+            + " | ".join(f"{value:.4f}" for value in world)
+            + f" | {'' if method == first else spread(differences)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the runs are kept")
+    parser.add_argument("--methods", nargs="+", default=["crad", "agreement", "uniform", "local"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--set", action="append", default=[], dest="changes", help="as in swarm run")
+    chosen = parser.parse_args()
+    print(describe())
+    results = {
+        method: {seed: run(chosen.folder, method, seed, chosen.changes) for seed in chosen.seeds}
+        for method in chosen.methods
+    }
+    print(table(results, chosen.seeds))
+
+
+if __name__ == "__main__":
+    main()
