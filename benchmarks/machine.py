@@ -40,7 +40,7 @@ def _processor() -> str:
 
 
 def _busy_share() -> float:
-    return psutil.cpu_percent(interval=0.5) / 100
+    return float(psutil.cpu_percent(interval=0.5)) / 100
 
 
 @dataclass

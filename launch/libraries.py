@@ -12,16 +12,17 @@ _MADV_DONTNEED = 4
 
 
 def import_torch() -> None:
-    """Import torch in two steps, as it does it itself, and give back after each what loading alone has touched.
+    """Import torch in steps, in the order of its own loading, and give back after each what loading alone has touched.
 
-    The libraries of its CUDA build come first; together with the rest they would take 500 MB for a moment.
+    At once, its CUDA build would take 500 MB for a moment, most of it for libraries that a CPU never calls.
     """
     found = importlib.util.find_spec("torch")
     if sys.platform == "linux" and found is not None and found.origin is not None and "torch" not in sys.modules:
-        dependencies = Path(found.origin).parent / "lib" / "libtorch_global_deps.so"
-        if dependencies.exists():
-            ctypes.CDLL(str(dependencies), mode=ctypes.RTLD_GLOBAL)
-            release_library_pages()
+        for name in ("libtorch_global_deps.so", "libtorch.so"):
+            library = Path(found.origin).parent / "lib" / name
+            if library.exists():
+                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+                release_library_pages()
     importlib.import_module("torch")
     release_library_pages()
 

@@ -12,6 +12,7 @@ from launch.live import view_for
 from launch.supervisor import Supervisor
 from peer.devices import CUDA_CONTEXT_MB, free_device_mb
 from peer.plan import Plan, make_plan
+from peer.rehearsal import rehearse
 from topology import Topology, TopologyError
 from topology.file import dump
 from transport.memory import keep_freed_memory
@@ -35,6 +36,7 @@ def start(topology: Topology, folder: Path, console: Console, quiet: bool, zero:
     except OSError as error:
         raise TopologyError(f"--out: cannot write to {folder}: {error.strerror}") from error
     keep_freed_memory()
+    rehearse(plan)
     release_library_pages()
     return Supervisor(plan, folder, view_for(console, quiet), zero)
 

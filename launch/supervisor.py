@@ -18,6 +18,7 @@ from typing import Literal
 
 import zmq
 
+from launch.libraries import release_library_pages
 from launch.processes import Exited, ForkServer
 from launch.results import Exit, Outcome
 from peer.plan import Plan
@@ -90,6 +91,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run to the end. Whatever happens, no process is left and there is an outcome."""
+        release_library_pages()
         context = zmq.Context()
         wake_reader, wake_writer = socket.socketpair()
         for end in (wake_reader, wake_writer):
