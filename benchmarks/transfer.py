@@ -28,8 +28,9 @@ from machine import Bars, describe
 from topology.sections import TransportSection
 from transport import control
 from transport.layout import Bytes, Field, Layout, seal
-from transport.loop import Identity, Loop
+from transport.loop import Loop
 from transport.memory import keep_freed_memory
+from transport.messages import Identity
 from transport.node import Node
 from transport.protocol import Protocol
 from transport.transfers import Delivery

@@ -19,7 +19,8 @@ from peer.journal import Journal
 from peer.peer import Peer
 from peer.plan import Plan
 from transport import control
-from transport.loop import Identity, Loop
+from transport.loop import Loop
+from transport.messages import Identity
 from transport.node import Node, Stopped
 from transport.protocol import Protocol
 

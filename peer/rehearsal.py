@@ -1,4 +1,4 @@
-"""Learns one small batch before the peers are forked, so that the pages they would all touch are touched once and shared.
+"""Learns one small batch before the peers are forked, so that pages they would all touch are touched once and shared.
 
 Saves each process some 1.5 MB and the first round its warm-up. Nothing of it is kept.
 """

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -25,7 +24,7 @@ from transport import control
 from transport.books import EdgeBook, frame_bytes
 from transport.connections import Connections
 from transport.layout import Snapshot
-from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Piece, decode, encode
+from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, Piece, decode, encode
 from transport.protocol import Protocol
 from transport.transfers import Delivery, Event, Missing, Send
 
@@ -34,18 +33,6 @@ Record = Callable[[str, dict[str, Any]], None]
 BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which peer this is, in which of its lives, in which run."""
-
-    peer: int
-    incarnation: int
-    run: bytes
-
-    def routing_id(self) -> bytes:
-        return f"{self.peer}.{self.incarnation}".encode()
 
 
 class Loop(threading.Thread):

@@ -4,6 +4,7 @@ A message is one header frame, and for a `Piece` one frame of raw bytes after it
 missing fields are refused, and its size is checked before it is decoded, so that a stranger's bytes cost nothing.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -91,6 +92,18 @@ class Envelope(Struct, array_like=True, forbid_unknown_fields=True):
     source: Count
     incarnation: Count
     message: Message
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which peer this is, in which of its lives, in which run."""
+
+    peer: int
+    incarnation: int
+    run: bytes
+
+    def routing_id(self) -> bytes:
+        return f"{self.peer}.{self.incarnation}".encode()
 
 
 class BadMessage(ValueError):

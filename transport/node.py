@@ -41,7 +41,10 @@ class Node:
     def open(self, timeout_s: float) -> str:
         """Bind, and return where. Raises the error of the bind."""
         self._loop.start()
-        endpoint = self._loop.endpoint.get(timeout=timeout_s)
+        try:
+            endpoint = self._loop.endpoint.get(timeout=timeout_s)
+        except queue.Empty as error:
+            raise TransportError(f"not bound to {self._loop.bind} within {timeout_s:g} s") from error
         if isinstance(endpoint, BaseException):
             raise TransportError(f"cannot bind {self._loop.bind}: {endpoint}") from endpoint
         return endpoint

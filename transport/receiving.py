@@ -232,8 +232,6 @@ class Receiver:
         self._outbox.reply(incoming.sender, Credit(incoming.offer.sequence, incoming.limit))
 
     def _tell_how_far(self, incoming: Incoming, sent: int) -> None:
-        if incoming.block is not None:
-            incoming.limit = incoming.reach(self._settings.window)
         self._outbox.reply(incoming.sender, Credit(incoming.offer.sequence, incoming.limit))
         lost = incoming.lost(sent)[:PIECES_ASKED_FOR]
         if lost:

@@ -23,8 +23,8 @@ import zmq
 from topology.sections import TransportSection
 from transport import control
 from transport.layout import Bytes, Field, Layout, Snapshot, seal
-from transport.loop import Identity, Loop
-from transport.messages import Message, Offer, Piece
+from transport.loop import Loop
+from transport.messages import Identity, Message, Offer, Piece
 from transport.node import Node
 from transport.protocol import Protocol
 from transport.transfers import Delivery, Event, Missing, Send

@@ -120,6 +120,18 @@ def test_a_neighbor_still_on_its_way_to_the_round_gets_its_time_in_it(make_wire:
     wire.assert_delivered_once()
 
 
+def test_a_receiver_still_on_its_way_to_the_round_gets_its_time_in_it(make_wire: Make) -> None:
+    wire = make_wire(deadline_s=10.0, concurrent=1)
+    wire.enter(3, 0)
+    wire.submit(0, 1)
+    for round in (1, 2, 3):
+        wire.enter(round, 1)
+        wire.pass_time(8.0)
+    wire.expect(1, 0)  # 24 s after it was offered, 8 s after entering the round
+    wire.pass_time(0.5)
+    wire.assert_delivered_once()
+
+
 def test_a_neighbor_stuck_in_a_round_is_stalled_not_dead_and_not_waited_for(make_wire: Make) -> None:
     wire = make_wire(deadline_s=10.0)
     wire.enter(3)
@@ -213,6 +225,16 @@ def test_a_neighbor_that_talks_but_never_answers_is_asked_a_bounded_number_of_ti
     assert wire.peers[1].receiver.blocks.out == 0
 
 
+def test_offers_to_a_neighbor_that_is_silent_are_not_counted(under_way: Make) -> None:
+    wire = under_way(retry_max_s=1.0)
+    wire.frozen.add(1)
+    wire.pass_time(12.0)
+    assert len([send for _, send in wire.said if isinstance(send.message, Offer)]) > 10
+    wire.frozen.clear()
+    wire.pass_time(1.0)
+    wire.assert_delivered_once()
+
+
 def test_a_withdrawn_offer_gives_its_block_to_others(make_wire: Make) -> None:
     wire = make_wire(peers=3, concurrent=1)
     wire.enter(1)
@@ -240,6 +262,18 @@ def test_a_new_life_retires_the_old_one(under_way: Make) -> None:
     wire.submit(0, 1)  # the same round again: not delivered again
     wire.deliver()
     wire.assert_delivered_once()
+
+
+def test_what_a_new_life_offers_is_not_answered_as_the_old_one_was(under_way: Make) -> None:
+    wire = under_way()
+    wire.deliver()
+    wire.restart(0)
+    wire.enter(2)
+    wire.submit(0, 1)
+    assert [send.message.sequence for _, send in wire.waiting] == [0]  # it counts anew
+    wire.expect(1, 0)
+    wire.deliver()
+    assert [(d.sender, d.round) for d in wire.deliveries[1]] == [(0, 1), (0, 2)]
 
 
 def test_what_was_underway_to_an_old_life_is_offered_to_the_new_one(under_way: Make) -> None:

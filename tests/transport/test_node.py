@@ -236,16 +236,16 @@ def waiting_for_neighbors(nodes: Any) -> Callable[[], object]:
 
 
 def waiting_to_share(nodes: Any) -> Callable[[], object]:
-    for round in (1, 2, 3):
+    for round in (2, 3, 4):  # the first would be taken ahead of its round
         nodes.nodes[0].enter(round)
-        if round < 3:
+        if round < 4:
             nodes.share(0, round, 1)
-    return lambda: nodes.share(0, 3, 1)
+    return lambda: nodes.share(0, 4, 1)
 
 
 def waiting_to_drain(nodes: Any) -> Callable[[], object]:
-    nodes.nodes[0].enter(1)
-    nodes.share(0, 1, 1)
+    nodes.nodes[0].enter(2)
+    nodes.share(0, 2, 1)
     return lambda: nodes.nodes[0].drain()
 
 
@@ -266,7 +266,7 @@ def test_an_order_to_stop_ends_every_wait(nodes: Any, prepare: Callable[[Any], C
         nodes.order(0, control.Stop())
         assert isinstance(ended.exception(), Stopped)
     with pytest.raises(Stopped):
-        nodes.nodes[0].enter(4)
+        nodes.nodes[0].enter(5)
 
 
 def test_the_supervisor_hears_where_a_peer_is(nodes: Any) -> None:

@@ -41,6 +41,19 @@ def test_never_more_pieces_are_underway_than_the_window(under_way: Make) -> None
     wire.assert_delivered_once()
 
 
+def test_what_was_not_asked_for_is_neither_sent_nor_taken(under_way: Make) -> None:
+    wire = under_way(window=2)
+    wire.deliver_one()
+    wire.hear(0, 1, Resend(0, [3]))
+    assert wire.pieces_sent() == []
+    snapshot = wire.snapshot(0, 1)
+    wire.hear(1, 0, Piece(0, 3, snapshot.checksums[3], 0.0), bytes(snapshot.piece(3)))
+    assert wire.peers[1].receiver.transfers[0, 0].received == 0
+    wire.deliver()
+    wire.assert_delivered_once()
+    assert wire.pieces_sent() == [0, 1, 2, 3, 4]
+
+
 def test_an_empty_snapshot_travels_too(under_way: Make) -> None:
     wire = under_way(size=0)
     wire.deliver()
