@@ -341,7 +341,12 @@ class Nodes:
         return {id: self.journals[id].of("connection") for id in ids or self.nodes}
 
     def order(self, id: int, order: control.Order) -> None:
-        self.supervisor.send_multipart([f"{id}.0".encode(), control.encode(order)])
+        while True:
+            try:
+                return self.supervisor.send_multipart([f"{id}.0".encode(), control.encode(order)])
+            except zmq.ZMQError as error:
+                assert error.errno == zmq.EHOSTUNREACH
+                self.supervisor.recv_multipart()  # it has yet to connect, which its first report shows
 
     def wait_for_report(self, accept: Callable[[control.Report], bool]) -> control.Report:
         while True:

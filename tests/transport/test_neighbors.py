@@ -61,6 +61,8 @@ def test_a_closed_connection_means_death_unless_it_is_opened_again(under_way: Ma
     wire.pass_time(1.5)
     if opened_again:
         wire.assert_delivered_once()
+        wire.pass_time(3.0)
+        assert [event["state"] for event in wire.noted(1, "link")] == ["suspect", "alive"]
     else:
         reason = "neighbor is dead: its connection closed and was not opened again in 2 s"
         assert wire.missing[1] == [Missing(0, 1, reason)]
@@ -152,6 +154,16 @@ def test_beats_that_go_back_and_forth_do_not_extend_the_deadline(make_wire: Make
         wire.hear(1, 0, Beat(1 + turn % 2, 1, 0.0))
         wire.pass_time(0.5)
     assert wire.missing[1] == [Missing(0, 5, "not here within 10 s")]
+
+
+def test_a_beat_that_was_overtaken_takes_nothing_back(make_wire: Make) -> None:
+    wire = make_wire()
+    wire.enter(1)
+    wire.expect(1, 0)
+    wire.hear(1, 0, Beat(2, 2, 0.0))
+    wire.hear(1, 0, Beat(1, 1, 0.0))
+    wire.do(1, lambda p: p.tick(wire.now))
+    assert wire.missing[1] == [Missing(0, 1, "neighbor is in round 2 and offers nothing older")]
 
 
 def test_a_frozen_peer_that_wakes_catches_up_without_a_hang(make_wire: Make) -> None:
@@ -282,8 +294,10 @@ def test_what_was_underway_to_an_old_life_is_offered_to_the_new_one(under_way: M
     wire.restart(1)
     wire.enter(1, 1)
     wire.expect(1, 0)
-    wire.pass_time(2.0)
+    wire.said.clear()
+    wire.pass_time(0.1)  # its first beat is enough
     wire.assert_delivered_once()
+    assert wire.pieces_sent() == [0, 1, 2, 3, 4]
 
 
 def test_who_left_may_come_back_in_a_new_life(make_wire: Make) -> None:

@@ -255,7 +255,7 @@ def waiting_for_orders(nodes: Any) -> Callable[[], object]:
 
 @pytest.mark.parametrize("prepare", [waiting_for_neighbors, waiting_to_share, waiting_to_drain, waiting_for_orders])
 def test_an_order_to_stop_ends_every_wait(nodes: Any, prepare: Callable[[Any], Callable[[], object]]) -> None:
-    nodes.start(PAIR)
+    nodes.start(PAIR, deadline_s=300.0)
     waits = prepare(nodes)
     started = threading.Event()
     with ThreadPoolExecutor(1) as pool:
