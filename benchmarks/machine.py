@@ -92,7 +92,9 @@ def watch(command: Sequence[str], log: Path, interval_s: float = 0.2, *, memory:
                 tree = _tree(child.pid)
                 sizes = {pid: size for pid in tree if (size := _rollup(pid)) is not None}
                 processes = max(processes, len(tree))
-                pss = max(pss, sum(size["Pss"] for size in sizes.values()) / 1024)
+                # Sizes read while processes are being forked belong to different moments and do not add up.
+                if _tree(child.pid) == tree:
+                    pss = max(pss, sum(size["Pss"] for size in sizes.values()) / 1024)
                 for pid, size in sizes.items():
                     private = (size["Private_Clean"] + size["Private_Dirty"]) / 1024
                     own[pid] = max(own.get(pid, 0.0), private)
