@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -360,33 +359,11 @@ class Nodes:
         self.loops[id].command(lambda _: answer.put(read(self.loops[id])))
         return answer.get(timeout=30.0)
 
-    @contextmanager
-    def frozen(self, id: int) -> Iterator[None]:
-        """Meanwhile a node's loop does nothing, while its sockets stay open."""
-        asleep, wake = threading.Event(), threading.Event()
-
-        def sleep(_: float) -> None:
-            asleep.set()
-            wake.wait()
-
-        self.loops[id].command(sleep)
-        asleep.wait()
-        try:
-            yield
-        finally:
-            wake.set()
-
     def socket(self, kind: int) -> "zmq.Socket[bytes]":
         """A socket that says what it likes."""
         opened = self.context.socket(kind)
         self.sockets.append(opened)
         opened.setsockopt(zmq.LINGER, 0)
-        return opened
-
-    def impostor(self, endpoint: str, routing_id: bytes) -> "zmq.Socket[bytes]":
-        opened = self.socket(zmq.DEALER)
-        opened.setsockopt(zmq.ROUTING_ID, routing_id)
-        opened.connect(endpoint)
         return opened
 
     def close(self, id: int) -> None:

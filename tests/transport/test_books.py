@@ -7,6 +7,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from transport.books import Connection, TcpCounters, frame_bytes, handshake_bytes, tcp_counters
+from transport.connections import Connections
 
 
 class Pair:
@@ -97,3 +98,24 @@ def test_reading_the_counters_does_not_hide_a_closing(connect: Connect) -> None:
     pair.router.disable_monitor()
     pair.router.close(linger=0)
     assert recv_monitor_message(pair.connecting)["event"] == zmq.EVENT_DISCONNECTED
+
+
+def test_a_descriptor_that_is_used_again_is_another_connection() -> None:
+    connections = Connections(b"0.0")
+    connections.accepted(5)
+    connections.received(5, 100)
+    assert connections.closed(5) is None  # a stranger came and went
+    connections.connected(1, 5)
+    connections.received(5, 30)
+    connections.identify(5, 1, b"1.0")
+    (outward,) = connections.all
+    assert outward is connections.outward[1] and not connections.inward
+    assert outward.stream_in == handshake_bytes("ROUTER", b"") + 30
+    assert connections.closed(5) is outward and outward.closed
+    connections.accepted(5)
+    connections.received(5, 7)
+    connections.identify(5, 2, b"2.0")
+    connections.identify(5, 2, b"2.0")  # each of its messages says so
+    assert connections.all == [outward, connections.inward[2]]
+    assert connections.inward[2].stream_in == handshake_bytes("DEALER", b"2.0") + 7
+    assert outward.stream_in == handshake_bytes("ROUTER", b"") + 30

@@ -1,8 +1,9 @@
 """Real nodes over real sockets: exact delivery, honest books, and an end to every wait."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ def test_what_was_delivered_is_not_gathered_twice(nodes: Any) -> None:
 # Neighbors that vanish or hang.
 
 
+@contextmanager
+def frozen(nodes: Any, id: int) -> Iterator[None]:
+    """Meanwhile a node's loop does nothing, while its sockets stay open."""
+    asleep, wake = threading.Event(), threading.Event()
+
+    def sleep(_: float) -> None:
+        asleep.set()
+        wake.wait()
+
+    nodes.loops[id].command(sleep)
+    asleep.wait()
+    try:
+        yield
+    finally:
+        wake.set()
+
+
 def test_a_neighbor_that_vanishes_is_missing_by_its_closed_connection(nodes: Any) -> None:
     nodes.start(ALL, disconnected_s=0.3)  # silence would take 40 s
     nodes.exchange(1, 0, 1, 2)
@@ -165,7 +183,7 @@ def test_the_last_words_of_a_neighbor_do_not_hide_that_it_has_gone(nodes: Any, w
     """They are read after its connection closed, when the reader was busy: as with a peer killed in a transfer."""
     nodes.start(PAIR, disconnected_s=0.3)
     nodes.exchange(1, 0, 1)
-    with nodes.frozen(0):
+    with frozen(nodes, 0):
         nodes.nodes[1].enter(2)
         nodes.share(1, 2, 0)
         said = nodes.state(1, lambda loop: loop.books[0].stream)
@@ -191,7 +209,7 @@ def _is_open_socket(descriptor: int) -> bool:
 def test_a_neighbor_that_hangs_is_missing_by_its_silence_and_may_come_back(nodes: Any) -> None:
     nodes.start(PAIR, suspect_s=0.3, dead_s=1.0)
     nodes.exchange(1, 0, 1)
-    with nodes.frozen(1):
+    with frozen(nodes, 1):
         nodes.nodes[0].enter(2)
         nodes.share(0, 2, 1)
         (missing,) = nodes.gather(0, 1)
@@ -329,7 +347,7 @@ def test_closing_in_the_middle_of_everything_ends(nodes: Any) -> None:
 def test_settling_ends_although_a_neighbor_never_says_goodbye(nodes: Any) -> None:
     nodes.start(PAIR, drain_s=0.3)
     nodes.exchange(1, 0, 1)
-    with nodes.frozen(1):
+    with frozen(nodes, 1):
         connections = nodes.settle(0)
     assert len(connections[0]) == 2
     assert all(c["kernel_out"] is not None for c in connections[0]), "the counters were not even looked at"

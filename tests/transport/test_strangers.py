@@ -21,6 +21,14 @@ def said(source: int, message: Message = BEAT, run: bytes = bytes(range(16)), ve
     return encode(Envelope(version, run, source, 0, message))
 
 
+def impostor(nodes: Any, routing_id: bytes) -> "zmq.Socket[bytes]":
+    """A connection to peer 0 of whoever it says."""
+    opened: zmq.Socket[bytes] = nodes.socket(zmq.DEALER)
+    opened.setsockopt(zmq.ROUTING_ID, routing_id)
+    opened.connect(nodes.endpoints[0])
+    return opened
+
+
 def piece(body: bytes) -> Piece:
     return Piece(0, 0, xxhash.xxh3_64_intdigest(body), 0.0)
 
@@ -47,7 +55,7 @@ def test_who_is_no_neighbor_of_this_run_is_refused(
 ) -> None:
     nodes.start(TRIANGLE, strangers=frozenset({2}))  # 2 is a neighbor of the run, played by the test
     nodes.exchange(1, 0, 1)
-    nodes.impostor(nodes.endpoints[0], routing_id).send_multipart(frames)
+    impostor(nodes, routing_id).send_multipart(frames)
     refused = nodes.journals[0].wait_for("refused")
     assert reason in refused["reason"]
     assert refused["source"] == routing_id.decode()
@@ -57,7 +65,7 @@ def test_who_is_no_neighbor_of_this_run_is_refused(
 
 def test_a_frame_that_is_too_long_ends_the_connection(nodes: Any) -> None:
     nodes.start(PAIR)
-    nodes.impostor(nodes.endpoints[0], b"5.0").send(bytes(1 << 20))
+    impostor(nodes, b"5.0").send(bytes(1 << 20))
     assert nodes.journals[0].wait_for("refused")["source"] == "unknown"
     assert nodes.exchange(1, 0, 1) == {0: [(1, 1)], 1: [(0, 1)]}
 
@@ -76,7 +84,7 @@ def test_what_does_not_even_speak_zeromq_is_refused(nodes: Any, greeting: bytes)
 
 def test_a_stranger_cannot_fill_the_disk(nodes: Any, wait_until: Callable[..., None]) -> None:
     nodes.start(PAIR)
-    stranger = nodes.impostor(nodes.endpoints[0], b"5.0")
+    stranger = impostor(nodes, b"5.0")
     for _ in range(REFUSALS_RECORDED + 50):
         stranger.send(b"garbage")
     wait_until(lambda: nodes.state(0, lambda loop: loop._refusals) == REFUSALS_RECORDED + 50)
@@ -86,7 +94,7 @@ def test_a_stranger_cannot_fill_the_disk(nodes: Any, wait_until: Callable[..., N
 
 def test_a_neighbor_cannot_fill_the_disk_either(nodes: Any, wait_until: Callable[..., None]) -> None:
     nodes.start({(0, 1), (0, 2)}, strangers=frozenset({2}))  # 2 only hears from 0, and may not offer
-    offer = nodes.impostor(nodes.endpoints[0], b"2.0")
+    offer = impostor(nodes, b"2.0")
     for sequence in range(REFUSALS_RECORDED + 50):
         offer.send(said(2, Offer(sequence, 1, 0, 0, 0, 0, 0.0, 0)))
     wait_until(lambda: nodes.state(0, lambda loop: loop._refusals) == REFUSALS_RECORDED + 50)
@@ -96,7 +104,7 @@ def test_a_neighbor_cannot_fill_the_disk_either(nodes: Any, wait_until: Callable
 def test_bytes_of_refused_messages_are_in_the_books(nodes: Any, wait_until: Callable[..., None]) -> None:
     """Whatever a neighbor sends, before and after it says who it is: the stream is what the kernel counted."""
     nodes.start(TRIANGLE, strangers=frozenset({2}), suspect_s=0.5, dead_s=1.0)
-    spoken = nodes.impostor(nodes.endpoints[0], b"2.0")
+    spoken = impostor(nodes, b"2.0")
     for frames in ([b"garbage"], [bytes(300), b"x"], [said(2)], [b"garbage"], [b""] * 5, [said(2, Leave())]):
         spoken.send_multipart(frames)
     wait_until(lambda: nodes.state(0, lambda loop: loop.protocol.neighbors[2].state) == "left")
@@ -120,7 +128,7 @@ def test_who_answers_in_the_name_of_another_is_refused(nodes: Any) -> None:
 
 def test_a_neighbor_that_takes_the_offer_and_says_nothing_holds_nobody_up(nodes: Any) -> None:
     nodes.start(TRIANGLE, strangers=frozenset({2}), suspect_s=0.3, dead_s=0.8)
-    silent = nodes.impostor(nodes.endpoints[0], b"2.0")
+    silent = impostor(nodes, b"2.0")
     silent.send(said(2))
     nodes.nodes[0].enter(1)
     nodes.nodes[1].enter(1)
