@@ -12,6 +12,8 @@ from statistics import fmean, stdev
 
 from machine import EXAMPLES, SWARM, describe
 
+from topology import load
+
 Accuracies = dict[int, tuple[float, float]]
 """By seed: global and local accuracy."""
 
@@ -19,15 +21,30 @@ Accuracies = dict[int, tuple[float, float]]
 def run(folder: Path, method: str, seed: int, changes: list[str]) -> tuple[float, float]:
     out = folder / f"{method}-{seed}"
     summary = out / "summary.json"
+    choices = [f"method.name={method}", f"swarm.seed={seed}", *changes]
     if not summary.exists():
-        choices = [f"method.name={method}", f"swarm.seed={seed}", *changes]
         options = [part for choice in choices for part in ("--set", choice)]
         command = [*SWARM, "run", str(EXAMPLES / "crad-digits.toml"), "--quiet", "--out", str(out), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{method}, seed {seed}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     found = json.loads(summary.read_text())
+    if found["status"] != "complete":
+        sys.exit(f"{out} holds a run that is {found['status']}: remove it, and start again")
+    if not is_of(out, choices):
+        sys.exit(f"{out} holds a run with other settings: remove it, or name another folder")
     return found["global_accuracy"], found["local_accuracy"]
+
+
+def is_of(out: Path, choices: list[str]) -> bool:
+    """Whether a run folder is of this example with these choices."""
+    wanted, there = load(EXAMPLES / "crad-digits.toml", choices), load(out / "topology.toml")
+    sections = ("swarm", "graph", "data", "models", "training", "transport")
+    return (
+        all(getattr(wanted, section) == getattr(there, section) for section in sections)
+        and wanted.method.name == there.method.name
+        and wanted.method.options.items() <= there.method.options.items()
+    )
 
 
 def spread(values: list[float]) -> str:

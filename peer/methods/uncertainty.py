@@ -27,15 +27,13 @@ def uncertainty_weights(q: Tensor) -> Tensor:
     return negative_entropy.softmax(0)
 
 
-def uncertainty_target(q: Tensor, *, rule: str = "softmax") -> Tensor:
+def uncertainty_target(q: Tensor) -> Tensor:
     """Average (B, C) of q (J, B, C) by `uncertainty_weights`: Uncertainty KD (CRAD paper, Section 4).
 
     Averaged in float64, returned in the dtype of q, without gradient; zeros, which is no target, when J = 0.
-    Raises ValueError when q has another shape or is not finite, and for a rule other than "softmax".
+    Raises ValueError when q has another shape or is not finite.
     """
     check_teachers(q)
-    if rule != "softmax":
-        raise ValueError(f"rule is {rule!r}; the only one is 'softmax'")
     return (uncertainty_weights(q)[:, :, None] * q.detach().double()).sum(0).to(q.dtype)
 
 

@@ -186,8 +186,3 @@ def test_mistakes_are_explained(changes: dict[str, Any], message: str) -> None:
     } | changes
     with pytest.raises(ValueError, match=message):
         student_loss(torch.zeros(2, 3), torch.zeros(2).long(), **given)
-
-
-def test_an_unknown_uncertainty_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule is 'entropy'; the only one is 'softmax'"):
-        uncertainty_target(torch.full((2, 1, 2), 0.5), rule="entropy")
