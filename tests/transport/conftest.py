@@ -65,10 +65,11 @@ def _context_threads() -> int:
 
 
 def _read(entry: Callable[[], object]) -> str:
-    """An entry of /proc; nothing when it is gone by now, as the listing's own descriptor is."""
+    """An entry of /proc; nothing when it is gone by now: the listing's own descriptor, or a thread that has just ended,
+    whose file may still be opened and then not be read."""
     try:
         return str(entry())
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
