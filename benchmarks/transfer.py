@@ -27,7 +27,7 @@ from machine import Bars, describe
 
 from topology.sections import TransportSection
 from transport import control
-from transport.layout import Bytes, Field, Layout, seal
+from transport.layout import Bytes, Field, Layout, always, seal
 from transport.loop import Loop
 from transport.memory import keep_freed_memory
 from transport.messages import Identity
@@ -62,7 +62,7 @@ class Task:
 
     def node(self, peer: int) -> Node:
         sends_to = [RECEIVER] if peer == SENDER else []
-        layouts = {SENDER: self.layout} if peer == RECEIVER else {}
+        layouts = {SENDER: always(self.layout)} if peer == RECEIVER else {}
         protocol = Protocol(time.monotonic(), sends_to, layouts, self.settings, DEADLINE_S)
         identity = Identity(peer, 0, self.run)
         node = Node(Loop(identity, protocol, self.settings, "tcp://127.0.0.1:*", self.supervisor, record))
@@ -97,7 +97,7 @@ def send(task: Task, port: int) -> dict[str, list[float]]:
 
     def send_snapshot(acknowledged: bool) -> None:
         node.enter(next(rounds))
-        node.share(seal(layout, block, task.settings.piece_bytes), [RECEIVER])
+        node.share({RECEIVER: seal(layout, block, task.settings.piece_bytes)})
         if acknowledged:
             node.drain()
 

@@ -51,18 +51,32 @@ class Topology(Section):
         """The `[[peer]]` entry of a peer, if it has one."""
         return next((entry for entry in self.peer if entry.id == peer), None)
 
+    @property
+    def coordinator(self) -> int | None:
+        """The peer that combines what the others share, where the file names one."""
+        return next((entry.id for entry in self.peer if entry.role == "coordinator"), None)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The peers that learn from data of their own: all but the coordinator."""
+        return tuple(peer for peer in range(self.swarm.peers) if peer != self.coordinator)
+
     def model_of(self, peer: int) -> ModelSpec:
         """The model of a peer: its own, else the pool's, dealt round robin."""
         entry = self.override(peer)
         return (entry and entry.model) or self.models.pool[peer % len(self.models.pool)]
 
     def participants(self, round: int) -> tuple[int, ...]:
-        """The peers that take part in a round, in order; drawn from the seed and the round alone."""
-        peers, size = self.swarm.peers, self.swarm.participants
+        """The peers that take part in a round, in order; drawn from the seed and the round alone.
+
+        A coordinator always does; `swarm.participants` are drawn from the clients.
+        """
+        size = self.swarm.participants
         if size == "all":
-            return tuple(range(peers))
-        drawn = stream(self.swarm.seed, "participation", round).choice(peers, size=size, replace=False)
-        return tuple(sorted(drawn.tolist()))
+            return tuple(range(self.swarm.peers))
+        drawn = stream(self.swarm.seed, "participation", round).choice(self.clients, size=size, replace=False)
+        always = [] if self.coordinator is None else [self.coordinator]
+        return tuple(sorted([*drawn.tolist(), *always]))
 
     @property
     def directed(self) -> bool:
@@ -160,6 +174,17 @@ def _listed(entries: list[EdgeEntry]) -> list[Edge]:
 def _peer_mistakes(entries: list[PeerOverride], swarm: SwarmSection | None) -> Iterable[str]:
     ids: set[int] = set()
     addresses: dict[tuple[str, int], int] = {}
+    coordinators = [entry.id for entry in entries if entry.role == "coordinator"]
+    if len(coordinators) > 1:
+        yield (
+            f"[[peer]] {coordinators[1]}: role = 'coordinator': peer {coordinators[0]} is the coordinator already; "
+            "a swarm has one at most"
+        )
+    elif coordinators and swarm and isinstance(swarm.participants, int) and swarm.participants >= swarm.peers:
+        yield (
+            f"swarm.participants = {swarm.participants}: are drawn from the clients, of which there are "
+            f"{swarm.peers - 1} beside the coordinator; must be 'all' or at most that"
+        )
     for entry in entries:
         if swarm and entry.id >= swarm.peers:
             allowed = f"with swarm.peers = {swarm.peers} the ids are 0 to {swarm.peers - 1}"

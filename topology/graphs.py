@@ -45,7 +45,10 @@ def build(topology: Topology) -> nx.DiGraph[int]:
             graph.add_edges_from((i, (i + hop) % peers) for i in range(peers) for hop in hops)
         case generated:
             rng = random.Random(stream_seed(topology.swarm.seed, "graph"))
-            graph.add_edges_from(_generate(generated, peers, rng).to_directed().edges)
+            drawn = _generate(generated, peers, rng)
+            if isinstance(generated, sections.StarGraph) and topology.coordinator:
+                drawn = nx.relabel_nodes(drawn, {0: topology.coordinator, topology.coordinator: 0})
+            graph.add_edges_from(drawn.to_directed().edges)
     raise_any(_isolated(graph, topology))
     raise_any(_set_weights(graph, weighted, topology))
     return graph

@@ -125,7 +125,7 @@ class LineGraph(Section):
 
 
 class StarGraph(Section):
-    """Peer 0 is everyone's only neighbor."""
+    """The coordinator, or peer 0 where there is none, is everyone's only neighbor."""
 
     kind: Literal["star"] = "star"
 
@@ -207,6 +207,7 @@ class DataSection(Section):
     alpha: float = Field(0.3, gt=0)
     classes_per_peer: Count = 2
     min_samples: Count = 10
+    public: float = Field(0.0, ge=0, lt=1)
     held_out: float = Field(0.2, ge=0, lt=1)
     augment: Literal["auto", "none", "flip", "crop-flip"] = "auto"
 
@@ -279,6 +280,7 @@ class PeerOverride(Section):
     """`[[peer]]`: what is special about one peer; a key that is left out follows the sections above."""
 
     id: int = Field(ge=0)
+    role: Literal["client", "coordinator"] = "client"
     model: Model | None = None
     device: Device | None = None
     threads: Count | None = None

@@ -3,7 +3,7 @@
 A receiver allocates from the layout it expects, never from what a sender claims; only the layout's hash travels.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -92,6 +92,15 @@ class Layout:
             view = block[start : start + field.bytes].view(DTYPES[field.dtype]).reshape(field.shape)
             start += field.bytes
             yield field, view
+
+
+LayoutOf = Callable[[int], Layout]
+"""What one neighbor's message is laid out like in a round."""
+
+
+def always(layout: Layout) -> LayoutOf:
+    """The same in every round."""
+    return lambda _: layout
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import xxhash
@@ -166,9 +166,9 @@ class Loop(threading.Thread):
             dealer.setsockopt(zmq.IPV6, int("[" in endpoints[neighbor]))
             dealer.connect(endpoints[neighbor])
 
-    def submit(self, now: float, snapshot: Snapshot, receivers: tuple[int, ...]) -> None:
-        """Offer a snapshot to neighbors."""
-        self.protocol.submit(now, snapshot, receivers)
+    def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
+        """Offer snapshots to neighbors."""
+        self.protocol.submit(now, snapshots)
         self.dispatch()
         with self.open_rounds_changed:
             self.submitted += 1

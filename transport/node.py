@@ -6,7 +6,7 @@ The main thread of a peer talks to its sockets' thread (`transport.loop`) only t
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from transport import control
@@ -79,13 +79,12 @@ class Node:
         for key in [key for key in self._early if key[1] < round]:
             self.release(self._early.pop(key).block)
 
-    def share(self, snapshot: Snapshot, receivers: Iterable[int]) -> None:
-        """Offer a snapshot to neighbors, and go on. Waits first while too many rounds are underway."""
-        to = tuple(receivers)
-        if to:
+    def share(self, snapshots: Mapping[int, Snapshot]) -> None:
+        """Offer each neighbor its snapshot, and go on. Waits first while too many rounds are underway."""
+        if snapshots:
             self._wait_until(lambda: len(self._loop.open_rounds) < ROUNDS_IN_FLIGHT)
             self._shared += 1
-            self._loop.command(lambda now: self._loop.submit(now, snapshot, to))
+            self._loop.command(lambda now: self._loop.submit(now, snapshots))
 
     def gather(self, senders: Iterable[int]) -> Iterator[Delivery | Missing]:
         """This round's snapshots of these neighbors as they arrive; each ends in a `Delivery` or a `Missing`.

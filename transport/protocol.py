@@ -18,7 +18,7 @@ far things are.
 from collections.abc import Collection, Iterable, Mapping
 
 from topology.sections import TransportSection
-from transport.layout import Bytes, Layout, Snapshot
+from transport.layout import Bytes, LayoutOf, Snapshot
 from transport.liveness import Neighbor, State
 from transport.messages import Ack, Beat, Credit, Decline, Leave, Message, Offer, Piece, Resend
 from transport.receiving import Receiver
@@ -27,13 +27,13 @@ from transport.transfers import Outbox, Output, Send
 
 
 class Protocol:
-    """One peer's end of all its edges. `layouts` says what a snapshot of each neighbor it hears from looks like."""
+    """One peer's end of all its edges. `layouts` says what each neighbor it hears from sends in a round."""
 
     def __init__(
         self,
         now: float,
         sends_to: Collection[int],
-        layouts: Mapping[int, Layout],
+        layouts: Mapping[int, LayoutOf],
         settings: TransportSection,
         round_deadline_s: float,
     ) -> None:
@@ -75,9 +75,9 @@ class Protocol:
         self._round_since = now
         self.receiver.enter(round)
 
-    def submit(self, now: float, snapshot: Snapshot, receivers: Iterable[int]) -> None:
-        """Offer this round's snapshot to neighbors, once a round."""
-        self.sender.offer(now, self.round, snapshot, receivers)
+    def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
+        """Offer this round's snapshots, each to its neighbor, once a round: who gets none now will not get one."""
+        self.sender.offer(now, self.round, snapshots)
 
     def expect(self, now: float, senders: Iterable[int]) -> None:
         """Wait for this round's snapshots of these neighbors: each ends in a `Delivery` or a `Missing`."""

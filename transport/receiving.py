@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from topology.sections import TransportSection
-from transport.layout import Bytes, Layout, digest_of
+from transport.layout import Bytes, LayoutOf, digest_of
 from transport.liveness import Neighbor
 from transport.messages import Ack, Credit, Decline, Offer, Piece, Resend
 from transport.transfers import Delivery, Incoming, Missing, Outbox
@@ -49,11 +49,11 @@ class Blocks:
 
 
 class Receiver:
-    """What a peer has underway from its neighbors. `layouts` says what a snapshot of each looks like."""
+    """What a peer has underway from its neighbors. `layouts` says what each of them sends in a round."""
 
     def __init__(
         self,
-        layouts: Mapping[int, Layout],
+        layouts: Mapping[int, LayoutOf],
         neighbors: Mapping[int, Neighbor],
         settings: TransportSection,
         round_deadline_s: float,
@@ -106,7 +106,8 @@ class Receiver:
             if refusal is not None:
                 self._answer(source, Decline(offer.sequence, refusal))
                 return
-            incoming = self.transfers[source, offer.sequence] = Incoming(source, offer, self._layouts[source])
+            layout = self._layouts[source](offer.round)
+            incoming = self.transfers[source, offer.sequence] = Incoming(source, offer, layout)
             self._grant()
             if incoming.block is None:
                 self._outbox.reply(source, Credit(offer.sequence, 0))
@@ -187,7 +188,7 @@ class Receiver:
         return None
 
     def _refusal(self, source: int, offer: Offer) -> str | None:
-        layout = self._layouts[source]
+        layout = self._layouts[source](offer.round)
         expected = (layout.hash, layout.bytes, layout.pieces(self._settings.piece_bytes))
         held = [other.offer for (sender, _), other in self.transfers.items() if sender == source]
         known = {other.round: other.digest for other in held} | self._delivered[source]

@@ -1,6 +1,6 @@
 """The sender's half: every snapshot offered to a neighbor ends acknowledged, declined or given up, with the reason."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from topology.sections import TransportSection
 from transport.layout import Snapshot
@@ -28,9 +28,9 @@ class Sender:
         self._next_sequence = dict.fromkeys(sends_to, 0)
         self._offered_through = 0
 
-    def offer(self, now: float, round: int, snapshot: Snapshot, receivers: Iterable[int]) -> None:
+    def offer(self, now: float, round: int, snapshots: Mapping[int, Snapshot]) -> None:
         pause = self._settings.retry_s
-        for to in sorted(receivers):
+        for to, snapshot in sorted(snapshots.items(), key=lambda one: one[0]):
             sequence = self._next_sequence[to]
             self._next_sequence[to] += 1
             outgoing = Outgoing(sequence, to, round, snapshot, now, now, now + pause, pause)

@@ -13,7 +13,7 @@ from random import Random
 import xxhash
 
 from topology.sections import TransportSection
-from transport.layout import Layout
+from transport.layout import Layout, always
 from transport.messages import Message, Piece
 from transport.protocol import Protocol
 from transport.transfers import Delivery, Event, Missing, Send
@@ -60,7 +60,8 @@ class Network:
         self.peers = {}
         for peer in layouts:
             sends_to = [other for other in layouts if peer in layouts[other]]
-            self.peers[peer] = SimulatedPeer(Protocol(0.0, sends_to, layouts[peer], settings, round_deadline_s))
+            hears = {other: always(layout) for other, layout in layouts[peer].items()}
+            self.peers[peer] = SimulatedPeer(Protocol(0.0, sends_to, hears, settings, round_deadline_s))
             self.peers[peer].protocol.meet(0.0)
             self._schedule(0.0, lambda peer=peer: self._tick(peer))  # type: ignore[misc]
 

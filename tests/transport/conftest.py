@@ -21,7 +21,7 @@ import zmq
 
 from topology.sections import TransportSection
 from transport import control
-from transport.layout import Bytes, Field, Layout, Snapshot, seal
+from transport.layout import Bytes, Field, Layout, Snapshot, always, seal
 from transport.loop import Loop
 from transport.messages import Identity, Message, Offer, Piece
 from transport.node import Node
@@ -116,7 +116,7 @@ class Wire:
 
     def _born(self, peer: int, deadline_s: float = 30.0) -> Protocol:
         sends_to = [j for i, j in sorted(self.edges) if i == peer]
-        layouts = {i: self.layout for i, j in self.edges if j == peer}
+        layouts = {i: always(self.layout) for i, j in self.edges if j == peer}
         protocol = Protocol(self.now, sends_to, layouts, self.settings, deadline_s)
         protocol.meet(self.now)
         return protocol
@@ -146,7 +146,7 @@ class Wire:
 
     def submit(self, peer: int, *receivers: int, names: tuple[int, ...] = ()) -> None:
         snapshot = self.snapshot(*(names or (peer, self.peers[peer].round)))
-        self.do(peer, lambda p: p.submit(self.now, snapshot, receivers))
+        self.do(peer, lambda p: p.submit(self.now, dict.fromkeys(receivers, snapshot)))
 
     def expect(self, peer: int, *senders: int) -> None:
         self.do(peer, lambda p: p.expect(self.now, senders))
@@ -297,7 +297,7 @@ class Nodes:
             node.connect({j: endpoint for (i, j), endpoint in reached.items() if i == id})
 
     def _open(self, id: int, edges: set[tuple[int, int]], deadline_s: float) -> None:
-        sends_to, layouts = [j for i, j in edges if i == id], {i: self.layouts[i] for i, j in edges if j == id}
+        sends_to, layouts = [j for i, j in edges if i == id], {i: always(self.layouts[i]) for i, j in edges if j == id}
         protocol = Protocol(time.monotonic(), sends_to, layouts, self.settings, deadline_s)
         bind = f"ipc://{self._folder}/{id}" if self.settings.kind == "ipc" else "tcp://127.0.0.1:*"
         journal = self.journals[id] = Journal()
@@ -313,7 +313,7 @@ class Nodes:
 
     def share(self, id: int, round: int, *receivers: int) -> None:
         block = self.content(id, round)
-        self.nodes[id].share(seal(self.layouts[id], block, self.settings.piece_bytes), receivers)
+        self.nodes[id].share(dict.fromkeys(receivers, seal(self.layouts[id], block, self.settings.piece_bytes)))
 
     def gather(self, id: int, *senders: int) -> list[tuple[int, int] | Missing]:
         """Read and check what these neighbors share in this round: (sender, round) of each that came."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from topology.sections import TransportSection
-from transport.layout import Bytes, Field, Layout, seal
+from transport.layout import Bytes, Field, Layout, always, seal
 from transport.messages import Piece
 from transport.protocol import Protocol
 from transport.transfers import Delivery, Missing, Send
@@ -52,7 +52,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.protocols: dict[int, Protocol] = {}
         for peer in PEERS:
             others = [other for other in PEERS if other != peer]
-            self.protocols[peer] = Protocol(0.0, others, dict.fromkeys(others, LAYOUT), self.settings, DEADLINE_S)
+            self.protocols[peer] = Protocol(
+                0.0, others, dict.fromkeys(others, always(LAYOUT)), self.settings, DEADLINE_S
+            )
             self.protocols[peer].meet(0.0)
         self.bag: list[Letter] = []
         self.dead: set[int] = set()
@@ -82,7 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
         protocol.enter(self.now, protocol.round + skip)
         self.expected |= {(peer, other, protocol.round) for other in others}
         if shares:
-            protocol.submit(self.now, seal(LAYOUT, content(peer, protocol.round), PIECE), others)
+            protocol.submit(self.now, dict.fromkeys(others, seal(LAYOUT, content(peer, protocol.round), PIECE)))
         protocol.expect(self.now, others)
         self.collect(peer)
 

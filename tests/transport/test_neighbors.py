@@ -9,7 +9,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from topology.sections import TransportSection
-from transport.layout import Field, Layout
+from transport.layout import Field, Layout, always
 from transport.messages import Ack, Beat, Credit, Decline, Leave, Message, Offer, Piece, Resend
 from transport.protocol import Protocol
 from transport.receiving import OFFERS_HELD
@@ -214,7 +214,7 @@ def test_ones_own_freeze_is_not_the_neighbors_silence(make_wire: Make) -> None:
 
 
 def test_nobody_is_silent_before_all_can_speak() -> None:
-    protocol = Protocol(0.0, [1], {1: Layout((Field("x", "uint8", (1,)),))}, TransportSection(), 30.0)
+    protocol = Protocol(0.0, [1], {1: always(Layout((Field("x", "uint8", (1,)),)))}, TransportSection(), 30.0)
     for now in range(100):
         protocol.tick(float(now))
     protocol.meet(100.0)

@@ -40,7 +40,7 @@ class Exchange:
             others = [j for j in PEERS if j != i]
             snapshot = seal(LAYOUTS[i], content(self.seed, i, round), SETTINGS.piece_bytes)
             self.network.call(i, lambda p, now: p.enter(now, round))
-            self.network.call(i, lambda p, now, some=snapshot, to=others: p.submit(now, some, to))  # type: ignore[misc]
+            self.network.call(i, lambda p, now, some=snapshot, to=others: p.submit(now, dict.fromkeys(to, some)))  # type: ignore[misc]
             self.network.call(i, lambda p, now, to=others: p.expect(now, to))  # type: ignore[misc]
 
     def finish(self) -> None:
@@ -156,7 +156,7 @@ class Learner:
                 yield "waits for a receiver"
             block = content(0, self.peer, round)
             snapshot = seal(LAYOUTS[self.peer], block, SETTINGS.piece_bytes)
-            self.network.call(self.peer, lambda p, now, some=snapshot: p.submit(now, some, receivers))  # type: ignore[misc]
+            self.network.call(self.peer, lambda p, now, some=snapshot: p.submit(now, dict.fromkeys(receivers, some)))  # type: ignore[misc]
             self.network.call(self.peer, lambda p, now: p.expect(now, senders))
             read: set[int] = set()
             while read < set(senders):
