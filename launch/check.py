@@ -18,6 +18,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "method": plan.topology.method.name,
         "dataset": plan.data.name,
         "peers": len(plan.peers),
+        "public_samples": len(plan.public),
         "rounds": len(plan.rounds),
         "edges": plan.graph.number_of_edges(),
         "connected": graphs.is_connected(plan.graph),
@@ -33,7 +34,8 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "parameters": plan.facts[peer].parameters,
                 "device": plan.devices[peer],
                 "threads": plan.threads[peer],
-                "message_bytes": plan.facts[peer].message.bytes,
+                "role": "coordinator" if peer == plan.coordinator else "client",
+                "message_bytes": [_message_bytes(plan, peer, round) for round in sorted({1, len(plan.rounds)})],
                 "sends_to": sorted(plan.graph.successors(peer)),
                 "train": len(plan.shards[peer].train),
                 "validation": len(plan.shards[peer].validation),
@@ -43,6 +45,11 @@ def describe(plan: Plan) -> dict[str, Any]:
             for peer in plan.peers
         ],
     }
+
+
+def _message_bytes(plan: Plan, peer: int, round: int) -> int:
+    """The largest message that a peer sends to one neighbor in a round."""
+    return max((plan.message(peer, receiver, round).bytes for receiver in plan.graph.successors(peer)), default=0)
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -65,16 +72,18 @@ def print_plan(plan: Plan, console: Console) -> None:
         to = ", ".join(map(str, peer["sends_to"][:8])) + (" …" if len(peer["sends_to"]) > 8 else "")
         table.add_row(
             str(peer["peer"]),
-            peer["model"],
+            peer["model"] if peer["role"] == "client" else "coordinator",
             peer["device"],
             str(peer["threads"]),
             f"{peer['parameters']:,}",
             f"{peer['train']} + {peer['validation']} + {peer['test']}",
-            f"{peer['message_bytes']:,} B",
+            ", then ".join(f"{size:,} B" for size in dict.fromkeys(peer["message_bytes"])),
             to,
             f"{peer['predicted_memory_mb']:.0f} MB",
         )
-    table.caption = "samples: training + validation + test; message: payload bytes to one neighbor"
+    table.caption = (
+        "samples: training + validation + test; message: payload bytes to one neighbor, in the first and last round"
+    )
     console.print(table)
     connected = "connected" if facts["connected"] else "NOT connected"
     console.print(

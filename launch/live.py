@@ -54,22 +54,33 @@ class PlainView(QuietView):
         living = {id for id, peer in peers.items() if peer.alive or (peer.phase == "ended" and not peer.reason)}
         while living and living <= self._rounds[self._said + 1].keys():
             self._said += 1
-            self._finish(self._said, list(self._rounds.pop(self._said).values()))
+            self._finish(self._said, self._rounds.pop(self._said))
 
     def round(self, peer: PeerState, facts: dict[str, Any]) -> None:
         self._rounds[facts["round"]][peer.id] = facts
 
-    def _finish(self, round: int, facts: list[dict[str, Any]]) -> None:
+    def _finish(self, round: int, facts: dict[int, dict[str, Any]]) -> None:
         self._say(self._line(round, facts))
 
-    def _line(self, round: int, facts: list[dict[str, Any]]) -> str:
+    def _line(self, round: int, facts: dict[int, dict[str, Any]]) -> str:
         payload = sum(peer.payload for peer in self._peers.values())
-        absent = sum(len(fact["missing"]) for fact in facts)
+        absent = sum(len(fact["missing"]) for fact in facts.values())
+        learners = [fact for peer, fact in facts.items() if peer != self._plan.coordinator]
         return (
-            f"round {round:>3}/{self._plan.topology.swarm.rounds}  global {_mean(facts, 'global_accuracy')}  "
-            f"validation {_mean(facts, 'validation_accuracy')}  received {megabytes(payload)}  "
-            f"{time.monotonic() - self._began:.1f} s" + (f"  missing {absent}" if absent else "")
+            f"round {round:>3}/{self._plan.topology.swarm.rounds}  global {_mean(learners, 'global_accuracy')}  "
+            + self._at_coordinator(facts)
+            + (f"validation {_mean(learners, 'validation_accuracy')}  " if self._plan.topology.data.held_out else "")
+            + f"received {megabytes(payload)}  {time.monotonic() - self._began:.1f} s"
+            + (f"  missing {absent}" if absent else "")
         )
+
+    def _at_coordinator(self, facts: dict[int, dict[str, Any]]) -> str:
+        """What the coordinator knows of the method: its accuracy on the test set, else on the public samples."""
+        at = facts.get(-1 if self._plan.coordinator is None else self._plan.coordinator, {})
+        if at.get("global_accuracy") is not None:
+            return f"coordinator {fraction(at['global_accuracy'])}  "
+        teacher = at.get("method", {}).get("teacher_accuracy")
+        return "" if teacher is None else f"teacher on public samples {fraction(teacher)}  "
 
     def end(self) -> None:
         return
@@ -96,7 +107,7 @@ class LiveView(PlainView):
             self._drawn_at = time.monotonic()
             self._live.update(self._table(peers), refresh=True)
 
-    def _finish(self, round: int, facts: list[dict[str, Any]]) -> None:
+    def _finish(self, round: int, facts: dict[int, dict[str, Any]]) -> None:
         self._last = self._line(round, facts)
 
     def _table(self, peers: dict[int, PeerState]) -> Table:

@@ -20,7 +20,7 @@ from topology import Topology
 __all__ = ["SCHEMA", "Exit", "Journals", "Outcome", "Run", "RunFolderError"]
 __all__ += ["load", "load_summary", "load_topology", "summarize", "write_summary"]
 
-SCHEMA = 1
+SCHEMA = 2
 PACKAGES = ("distill-swarm", "torch", "torchvision", "numpy", "pyzmq", "msgspec", "xxhash")
 
 
@@ -121,8 +121,9 @@ def summarize(run_dir: str | Path, outcome: Outcome) -> dict[str, Any]:
     journals = read_journals(Path(run_dir))
     lost = _find_lost(plan.swarm.peers, journals, outcome)
     survivors = set(range(plan.swarm.peers)) - {one["peer"] for one in lost}
-    curves = _average_rounds(journals.rounds)
-    selected = _select_round(curves, survivors)
+    judged = _judged_at(plan, journals)
+    curves = _average_rounds(journals.rounds, plan.coordinator, judged)
+    selected = _select_round(curves, survivors, by_validation=judged is None)
     at_selection = curves[selected - 1] if selected else None
     complete = outcome.status == "complete" and not lost
     return {
@@ -141,8 +142,10 @@ def summarize(run_dir: str | Path, outcome: Outcome) -> dict[str, Any]:
         "rounds_completed": max((r for r, one in enumerate(curves, 1) if one.holds(survivors)), default=0),
         "selected_round": selected,
         "global_accuracy": at_selection.global_accuracy if at_selection else None,
+        "global_accuracy_of": "peers" if judged is None else "coordinator",
         "local_accuracy": at_selection.local_accuracy if at_selection else None,
         "global_accuracy_by_round": [one.global_accuracy for one in curves],
+        "client_accuracy_by_round": [one.client_accuracy for one in curves],
         "local_accuracy_by_round": [one.local_accuracy for one in curves],
         "validation_accuracy_by_round": [one.validation_accuracy for one in curves],
         "peers_by_round": [len(one.peers) for one in curves],
@@ -160,10 +163,11 @@ def summarize(run_dir: str | Path, outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Averages:
-    """One round, averaged over the peers that completed it."""
+    """One round, averaged over the peers that completed it, without the coordinator."""
 
     peers: frozenset[int]
-    global_accuracy: float | None
+    global_accuracy: float | None  # the coordinator's, where the method is judged there
+    client_accuracy: float | None  # on the common test set
     local_accuracy: float | None
     validation_accuracy: float | None
 
@@ -171,19 +175,30 @@ class _Averages:
         return bool(peers) and self.peers.issuperset(peers)
 
 
-def _average_rounds(rounds: Iterable[Event]) -> list[_Averages]:
+def _judged_at(plan: Topology, journals: Journals) -> int | None:
+    """The coordinator, where the method is judged by what is measured there and not by the mean of the peers."""
+    coordinator = plan.coordinator
+    evaluates = coordinator is not None and journals.started.get(coordinator, {}).get("evaluates", True)
+    return coordinator if evaluates else None
+
+
+def _average_rounds(rounds: Iterable[Event], coordinator: int | None, judged: int | None) -> list[_Averages]:
     """One entry a round, from the first to the last that any peer completed."""
     by_round: dict[int, list[Event]] = {}
     for event in rounds:
         by_round.setdefault(event["round"], []).append(event)
 
     def average(events: list[Event], key: str) -> float | None:
-        known = [event[key] for event in events if event[key] is not None]
+        known = [event[key] for event in events if event[key] is not None and event["peer"] != coordinator]
         return math.fsum(known) / len(known) if known else None
+
+    def judge(events: list[Event]) -> float | None:
+        return next((event["global_accuracy"] for event in events if event["peer"] == judged), None)
 
     return [
         _Averages(
             frozenset(event["peer"] for event in events),
+            average(events, "global_accuracy") if judged is None else judge(events),
             average(events, "global_accuracy"),
             average(events, "local_accuracy"),
             average(events, "validation_accuracy"),
@@ -192,15 +207,15 @@ def _average_rounds(rounds: Iterable[Event]) -> list[_Averages]:
     ]
 
 
-def _select_round(curves: Sequence[_Averages], survivors: Collection[int]) -> int | None:
-    """The best mean validation accuracy, earliest on ties; without held-out data the last tested round."""
+def _select_round(curves: Sequence[_Averages], survivors: Collection[int], *, by_validation: bool) -> int | None:
+    """The best mean validation accuracy, earliest on ties; without held-out data, or a coordinator, the last tested."""
     tested = [
         (number, one.validation_accuracy)
         for number, one in enumerate(curves, start=1)
         if one.holds(survivors) and one.global_accuracy is not None
     ]
     scored = [(accuracy, -number) for number, accuracy in tested if accuracy is not None]
-    if scored:
+    if scored and by_validation:
         return -max(scored)[1]
     return tested[-1][0] if tested else None
 

@@ -258,6 +258,8 @@ class Supervisor:
                     peer.phase = "done"
                 case control.Settled():
                     peer.phase = "settled"
+                case control.CoordinatorLost(reason=text):
+                    self._lose_coordinator(f"peer {peer.id} gave it up: {text}")
                 case control.Failed(traceback=text):
                     peer.reason = text.strip().splitlines()[-1]
                     self._view.trouble(f"peer {peer.id} failed; the others go on.\n{text}")
@@ -273,6 +275,16 @@ class Supervisor:
             said = log.read_text(errors="replace").splitlines()[-30:] if log.exists() else []
             if said:
                 self._view.trouble("\n".join(said))
+        if peer.id == self._plan.coordinator and peer.reason:
+            self._lose_coordinator(peer.reason)
+
+    def _lose_coordinator(self, how: str) -> None:
+        """Without the coordinator of a coordinated method nobody can go on: all keep what they have, and stop."""
+        coordinator = self._plan.coordinator
+        if self._stopping or coordinator is None or not self._plan.method.coordinated:
+            return
+        self._stop(f"the coordinator, peer {coordinator}, is lost: {how}")
+        self._kill([self._peers[coordinator]], "was lost")
 
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.append(number)
@@ -283,11 +295,13 @@ class Supervisor:
             if self._stopping:
                 self._impatient, self._stop_by = True, time.monotonic()
                 continue
-            self._stopping = True
-            self._stop_by = time.monotonic() + STOP_LIMIT_S
-            self._reason = f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}"
-            self._view.trouble(f"{self._reason}: stopping the peers")
-            self._order(lambda _: control.Stop())
+            self._stop(f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}")
+
+    def _stop(self, reason: str) -> None:
+        self._stopping, self._reason = True, reason
+        self._stop_by = time.monotonic() + STOP_LIMIT_S
+        self._view.trouble(f"{reason}: stopping the peers")
+        self._order(lambda _: control.Stop())
 
     def _outcome(self) -> Outcome:
         peers = self._peers.values()
@@ -297,8 +311,9 @@ class Supervisor:
         reason = self._reason
         if self._stopping:
             status = "failed"
-        elif len(lost) == len(self._peers):
-            status, reason = "failed", reason or "every peer was lost"
+        elif {peer.id for peer in lost}.issuperset(self._plan.clients):
+            everyone = "every peer" if self._plan.coordinator is None else "every client"
+            status, reason = "failed", reason or f"{everyone} was lost"
         return Outcome(
             status=status,
             started_at=self._started_at,

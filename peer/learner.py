@@ -83,11 +83,14 @@ class Optimizer:
 
 @torch.no_grad()
 def count_by_class(model: nn.Module, batches: Iterable[Batch], classes: int) -> tuple[Tensor, Tensor]:
-    """Samples and correctly classified samples of each class, (C,) int64 each. The model is left in evaluation mode."""
+    """Samples and correctly classified samples of each class, (C,) int64 each. The model is left in evaluation mode.
+
+    An output beyond the classes, for "unknown", is no answer here: the best of the known classes is taken.
+    """
     model.eval()
     samples, correct = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, dtype=torch.int64)
     for inputs, labels in batches:
-        right = labels[(model(inputs).argmax(dim=1) == labels)]
+        right = labels[(model(inputs)[:, :classes].argmax(dim=1) == labels)]
         samples += torch.bincount(labels, minlength=classes).cpu()
         correct += torch.bincount(right, minlength=classes).cpu()
     return samples, correct
@@ -97,6 +100,11 @@ def accuracy(samples: Tensor, correct: Tensor) -> float | None:
     """The fraction that is correct; None where there are no samples."""
     total = int(samples.sum())
     return int(correct.sum()) / total if total else None
+
+
+def fraction_true(right: Tensor) -> float:
+    """The fraction of (B,) bool that is true."""
+    return float(right.double().mean())
 
 
 def class_statistics(samples: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,17 +8,22 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from peer import models, snapshot
-from peer.data.shard import Batches, evaluation_batches
+from peer.data.shard import Batches, Indices, evaluation_batches
 from peer.journal import Journal
-from peer.learner import Batch, Optimizer, accuracy, class_statistics, count_by_class, learning_rate
+from peer.learner import Batch, Optimizer, accuracy, class_statistics, count_by_class, fraction_true, learning_rate
+from peer.methods.base import Accuracies
 from peer.plan import Plan
-from transport.layout import seal
+from peer.unknown import evidence, prior_accuracy
+from transport.layout import Snapshot, seal
 from transport.node import Node
 from transport.transfers import Missing
 
@@ -36,6 +41,10 @@ class Arrival:
         return self.extras["n"].clone(), self.extras["a"].clone()
 
 
+class CoordinatorLost(Exception):
+    """The coordinator's message will not come, and without it there is nothing to go on with."""
+
+
 class Peer:
     """The peer of one process. Rounds count from 1."""
 
@@ -44,20 +53,24 @@ class Peer:
         self.plan, self.node, self.journal = plan, node, journal
         self.topology, self.data, self.shard = plan.topology, plan.data, plan.shards[id]
         self.classes = plan.data.classes
+        self.is_coordinator = id == plan.coordinator
         self.device = torch.device(plan.devices[id])
         self.model = self._build(id).to(self.device)
         self.seconds: dict[str, float] = {}
         self.present: list[int] = []
         self.missing: list[int] = []
-        self.payload_digest = ""
+        self.evidence: Mapping[str, object] = {}
+        self.kept: dict[str, Tensor] = {}
+        """What the method keeps from one round to the next, beside the model."""
         self._teachers: dict[str, nn.Module] = {}
+        self._students: dict[str, nn.Module] = {}
         self._validation: tuple[Tensor, Tensor] | None = None
 
     def begin(self, round: int) -> None:
         """Enter a round, with clean books."""
         self.round = round
         self.seconds = dict.fromkeys(("statistics", "send", "teachers", "train", "evaluate", "wait"), 0.0)
-        self.present, self.missing = [], []
+        self.present, self.missing, self.evidence = [], [], {}
         self.node.waited_s = 0.0
         self.node.enter(round)
 
@@ -76,31 +89,66 @@ class Peer:
         n, a = class_statistics(*self.validation())
         return {"n": n, "a": a}
 
+    @property
+    def is_last_round(self) -> bool:
+        return self.round == self.topology.swarm.rounds
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """How many training samples of each class (C,) the peer holds."""
+        return torch.from_numpy(np.bincount(self.data.y_train[self.shard.train], minlength=self.classes))
+
+    @property
+    def public_labels(self) -> Tensor:
+        """The true classes (U,) of the public samples, which no learning may look at."""
+        return torch.from_numpy(self.data.y_train[self.plan.public]).to(self.device)
+
+    @property
+    def test_labels(self) -> Tensor:
+        return torch.from_numpy(self.data.y_test).to(self.device)
+
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """The neighbors that get a message of this peer in this round."""
+        return self.plan.receivers(self.id, self.round)
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """The neighbors of which this peer gets a message in this round."""
+        return self.plan.senders(self.id, self.round)
+
     def share(self, **extras: Tensor) -> None:
         """Offer this model's snapshot, and what belongs to it, to the neighbors of this round."""
-        receivers = self.plan.receivers(self.id, self.round)
-        if not receivers:
+        self.send(dict.fromkeys(self.receivers, snapshot.named(self.model) | extras))
+
+    def send(self, messages: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Offer each neighbor its tensors, which its message's layout names; once a round."""
+        if not messages:
             return
         with self.timing("send"):
-            transport = self.topology.transport
-            layout = self.plan.facts[self.id].message
-            buffers = {name: value.cpu().numpy() for name, value in extras.items()}
-            block = layout.pack(buffers | snapshot.to_wire(self.model, transport.dtype))
-            self.node.share(seal(layout, block, transport.piece_bytes), receivers)
+            sealed: dict[tuple[int, int], Snapshot] = {}
+            snapshots = {}
+            for receiver, tensors in messages.items():
+                layout = self.plan.message(self.id, receiver, self.round)
+                key = (id(tensors), layout.hash)  # what several get is packed and checksummed once
+                if key not in sealed:
+                    block = layout.pack(snapshot.to_wire(tensors, layout))
+                    sealed[key] = seal(layout, block, self.topology.transport.piece_bytes)
+                snapshots[receiver] = sealed[key]
+            self.node.share(snapshots)
 
     def gather(self) -> Iterator[Arrival]:
         """The neighbors' messages of this round, as they arrive; ends when all are here or given up."""
-        for item in self.node.gather(self.plan.senders(self.id, self.round)):
+        for item in self.node.gather(self.senders):
             if isinstance(item, Missing):
                 self.missing.append(item.sender)
+                if item.sender == self.plan.coordinator:
+                    raise CoordinatorLost(item.reason)
                 continue
             self.present.append(item.sender)
-            buffers = item.buffers()
-            extras = {
-                name: torch.from_numpy(buffer) for name, buffer in buffers.items() if not name.startswith("model.")
-            }
+            weights, extras = snapshot.from_wire(item.buffers(), item.layout)
             try:
-                yield Arrival(item.sender, snapshot.received(buffers, self.topology.transport.dtype), extras)
+                yield Arrival(item.sender, weights, extras)
             finally:
                 self.node.release(item.block)
 
@@ -118,15 +166,49 @@ class Peer:
         snapshot.load(self._teachers[key], arrival.weights)
         return self._teachers[key]
 
-    def batches(self) -> "RoundBatches":
-        """This round's augmented mini-batches, over all its epochs. Going through them again gives the same bits."""
-        return RoundBatches(self)
+    def student(self, label: str) -> nn.Module:
+        """A coordinator's own model of an architecture that clients have, from the common start on."""
+        if label not in self._students:
+            client = next(k for k in self.plan.clients if self.plan.facts[k].label == label)
+            self._students[label] = self._build(client).to(self.device)
+        return self._students[label]
 
-    def optimizer(self) -> Optimizer:
-        """A fresh optimizer for this round, at the round's learning rate."""
+    def batches(self, step: str = "") -> "RoundBatches":
+        """This round's augmented mini-batches, over all its epochs. Going through them again gives the same bits.
+
+        Where a round learns in several steps, each names its own.
+        """
+        return RoundBatches(self, self.shard.train, step)
+
+    def public_batches(self, step: str) -> "RoundBatches":
+        """The same over the public samples, which everybody has and whose labels nobody sees.
+
+        In the labels' place is where each sample stands among the public ones.
+        """
+        return RoundBatches(self, self.plan.public, f"public {step}", self.plan.public_positions)
+
+    def predict_public(self, model: nn.Module) -> Tensor:
+        """A model's logits (U, outputs) on the public samples, in evaluation mode, in their fixed order."""
+        return self._predict(model, evaluation_batches(self.data, "train", self.plan.public))
+
+    def predict_test(self, model: nn.Module) -> Tensor:
+        """A model's logits (N, outputs) on the common test set, in evaluation mode."""
+        return self._predict(model, evaluation_batches(self.data, "test"))
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, batches: Iterator[Batch]) -> Tensor:
+        model.eval()
+        logits = []
+        for x, _ in self._on_device(batches):
+            self.node.check()
+            logits.append(model(x))
+        return torch.cat(logits)
+
+    def optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """A fresh optimizer for this peer's model or another, at the round's learning rate."""
         training = self.topology.training
         rate = learning_rate(training, self.round, self.topology.swarm.rounds)
-        return Optimizer(self.model, training, rate)
+        return Optimizer(model or self.model, training, rate)
 
     def mixing_weights(self) -> dict[int, float]:
         """What this peer gives itself and each neighbor when it averages (a row of the mixing matrix)."""
@@ -141,56 +223,77 @@ class Peer:
         """Samples and correct ones a class on the validation half; measured once for each state of the model."""
         if self._validation is None:
             with self.timing("statistics"):
-                batches = self._on_device(evaluation_batches(self.data, "train", self.shard.validation))
-                self._validation = count_by_class(self.model, batches, self.classes)
+                self._validation = count_by_class(self.model, self._of_shard(self.shard.validation), self.classes)
         return self._validation
 
-    def evaluate(self, *, globally: bool) -> dict[str, float | None]:
-        """Validation, local test and, when asked for, global test accuracy, as fractions."""
+    def evaluate(self, *, globally: bool) -> Accuracies:
+        """Validation, local test and, when asked for, global test accuracy.
+
+        Where a peer holds no test samples of its own, local accuracy is that on the common ones, each class weighing
+        what it weighs in the peer's shard.
+        """
         validation = accuracy(*self.validation())
         with self.timing("evaluate"):
-            local = self._on_device(evaluation_batches(self.data, "train", self.shard.test))
-            world = self._on_device(evaluation_batches(self.data, "test")) if globally else iter(())
-            return {
-                "validation_accuracy": validation,
-                "local_accuracy": accuracy(*count_by_class(self.model, local, self.classes)),
-                "global_accuracy": accuracy(*count_by_class(self.model, world, self.classes)) if globally else None,
-            }
+            local = accuracy(*count_by_class(self.model, self._of_shard(self.shard.test), self.classes))
+            if not globally:
+                return Accuracies(validation, local)
+            logits, labels = self.predict_test(self.model), self.test_labels
+            if local is None and len(self.shard.train):
+                local = prior_accuracy(logits, labels, self.label_counts)
+            if self.plan.coordinator is not None and not self.is_coordinator:
+                self.evidence = evidence(logits, labels, self.label_counts)
+            return Accuracies(validation, local, fraction_true(logits[:, : self.classes].argmax(1) == labels))
 
     def _build(self, peer: int) -> nn.Module:
         spec, seed = self.plan.facts[peer].spec, self.topology.swarm.seed
-        return models.build(spec, self.data.shape, self.classes, seed, 0 if self.plan.method.common_start else peer)
+        start = 0 if self.plan.method.common_start else peer
+        return models.build(spec, self.data.shape, self.plan.outputs, seed, start)
+
+    def _of_shard(self, indices: Indices) -> Iterator[Batch]:
+        return self._on_device(evaluation_batches(self.data, "train", indices))
 
     def _on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         return ((x.to(self.device), y.to(self.device)) for x, y in batches)
 
 
 class RoundBatches:
-    """The batches of one peer in one round, on its device; made anew at each pass, so they take no memory."""
+    """The batches of one peer in one step of a round, on its device; made anew at each pass, so they take no memory."""
 
-    def __init__(self, peer: Peer) -> None:
-        training, data = peer.topology.training, peer.topology.data
-        self._device = peer.device
-        self._epochs = [
-            Batches(
-                peer.data,
-                peer.shard.train,
-                batch_size=training.batch_size,
-                seed=peer.topology.swarm.seed,
-                peer=peer.id,
-                round=peer.round,
-                epoch=epoch,
-                augment=data.augment,
-            )
-            for epoch in range(training.epochs)
-        ]
-        self._check = peer.node.check
+    def __init__(self, peer: Peer, indices: Indices, step: str, targets: NDArray[np.int64] | None = None) -> None:
+        self._peer, self._indices, self._step, self._targets = peer, indices, step, targets
+        self._epochs = [self._epoch(number) for number in range(peer.topology.training.epochs)]
+
+    def _epoch(self, number: int) -> Batches:
+        peer = self._peer
+        return Batches(
+            peer.data,
+            self._indices,
+            batch_size=peer.topology.training.batch_size,
+            seed=peer.topology.swarm.seed,
+            peer=peer.id,
+            round=peer.round,
+            epoch=number,
+            step=self._step,
+            augment=peer.topology.data.augment,
+            targets=self._targets,
+        )
 
     def __len__(self) -> int:
         return sum(len(epoch) for epoch in self._epochs)
 
     def __iter__(self) -> Iterator[Batch]:
         for epoch in self._epochs:
-            for x, y in epoch:
-                self._check()
-                yield x.to(self._device), y.to(self._device)
+            yield from self._on_device(epoch)
+
+    def beside(self, other: "RoundBatches") -> Iterator[tuple[Batch, Batch]]:
+        """Batches of both, side by side; an epoch is as long as the longer of the two, the shorter starts over."""
+        steps = max(len(self), len(other))
+        return islice(zip(self._endlessly(), other._endlessly(), strict=True), steps)
+
+    def _endlessly(self) -> Iterator[Batch]:
+        return (batch for number in count() for batch in self._on_device(self._epoch(number)))
+
+    def _on_device(self, epoch: Batches) -> Iterator[Batch]:
+        for x, y in epoch:
+            self._peer.node.check()
+            yield x.to(self._peer.device), y.to(self._peer.device)

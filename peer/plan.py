@@ -12,17 +12,18 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from peer import models
 from peer.data import sets
-from peer.data.partition import partition
+from peer.data.partition import Indices, partition, public_split
 from peer.data.shard import Shard, split_shard
 from peer.devices import assign_devices
 from peer.methods.base import Method
 from peer.methods.registry import make
 from peer.snapshot import weights
-from topology import Topology, graphs
+from topology import Topology, TopologyError, graphs
 from topology.file import ModelSpec
 from topology.seeds import stream
 from transport.layout import Layout
@@ -55,6 +56,8 @@ class Plan:
     topology: Topology
     graph: "nx.DiGraph[int]"
     data: sets.DataSet
+    public: Indices
+    """Training samples that everybody has, in this order, without labels."""
     shards: tuple[Shard, ...]
     facts: tuple[ModelFacts, ...]
     method: Method
@@ -70,30 +73,58 @@ class Plan:
         return range(1, self.topology.swarm.rounds + 1)
 
     @property
-    def exchanges(self) -> bool:
-        """Whether the method sends anything at all."""
-        return self.facts[0].message.bytes > 0
+    def coordinator(self) -> int | None:
+        return self.topology.coordinator
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return self.topology.clients
+
+    @cached_property
+    def public_positions(self) -> NDArray[np.int64]:
+        """Of each training sample its place among the public ones; -1 for the private."""
+        positions = np.full(len(self.data.y_train), -1)
+        positions[self.public] = np.arange(len(self.public))
+        return positions
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model has: the classes, and one more where the method may answer "unknown"."""
+        return self.data.classes + self.method.unknown_class
+
+    def message(self, sender: int, receiver: int, round: int) -> Layout:
+        """What travels along an edge in a round."""
+        return self.method.message(self, sender, receiver, round)
 
     def receivers(self, peer: int, round: int) -> tuple[int, ...]:
-        """The neighbors that get this peer's snapshot in a round."""
-        return self._partners(peer, round, self.graph.successors(peer))
+        """The neighbors that get a message of this peer in a round."""
+        near = self._partners(peer, round, self.graph.successors(peer))
+        return tuple(j for j in near if self.message(peer, j, round).bytes > 0)
 
     def senders(self, peer: int, round: int) -> tuple[int, ...]:
-        """The neighbors whose snapshots this peer gets in a round."""
-        return self._partners(peer, round, self.graph.predecessors(peer))
+        """The neighbors of which this peer gets a message in a round."""
+        near = self._partners(peer, round, self.graph.predecessors(peer))
+        return tuple(j for j in near if self.message(j, peer, round).bytes > 0)
 
-    def _partners(self, peer: int, round: int, neighbors: Iterable[int]) -> tuple[int, ...]:
-        chosen = self.topology.participants(round)
-        if not self.exchanges or peer not in chosen:
-            return ()
-        return tuple(sorted(set(neighbors) & set(chosen)))
+    def _partners(self, peer: int, round: int, neighbors: Iterable[int]) -> list[int]:
+        chosen = set(self.topology.participants(round))
+        return sorted(chosen.intersection(neighbors)) if peer in chosen else []
 
     def payload(self, round: int) -> int:
         """Exact payload bytes of a round, over all edges."""
         return sum(
-            self.facts[peer].message.bytes * len(self.receivers(peer, round))
+            self.message(peer, receiver, round).bytes
             for peer in self.topology.participants(round)
+            for receiver in self.receivers(peer, round)
         )
+
+    def deadline_s(self, peer: int) -> float:
+        """How long a peer waits for a neighbor that is in its round.
+
+        Twice as long for a coordinator, which itself waits that long for the slowest client.
+        """
+        waits_for_coordinator = self.coordinator is not None and peer != self.coordinator
+        return self.topology.swarm.round_deadline_s * (2 if waits_for_coordinator else 1)
 
     @cached_property
     def mixing(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
@@ -103,8 +134,11 @@ class Plan:
         """An estimate of a peer's own memory: process, training state, messages in flight, teachers."""
         own = self.facts[peer]
         states = 4 if self.topology.training.optimizer == "adam" else 3
-        teachers = {self.facts[j].label: self.facts[j] for j in self.graph.predecessors(peer)} if self.exchanges else {}
-        in_flight = self.topology.transport.concurrent * max((f.message.bytes for f in teachers.values()), default=0)
+        rounds = (1, self.topology.swarm.rounds)
+        senders = sorted({j for round in rounds for j in self.senders(peer, round)})
+        teachers = {self.facts[j].label: self.facts[j] for j in senders}
+        sizes = [self.message(j, peer, round).bytes for j in senders for round in rounds]
+        in_flight = self.topology.transport.concurrent * max(sizes, default=0)
         batch = self.topology.training.batch_size * own.activation_bytes
         bytes_ = (
             states * 4 * own.parameters
@@ -128,9 +162,10 @@ def make_plan(topology: Topology) -> Plan:
     method = make(topology.method.name, topology.method.options)
     data = sets.load(topology.data.name, topology.data.root)
     seed, peers = topology.swarm.seed, range(topology.swarm.peers)
+    public, private = _public(topology, data)
     parts = partition(
-        data.y_train,
-        len(peers),
+        data.y_train[private],
+        len(topology.clients),
         data.classes,
         topology.data.partition,
         stream(seed, "partition"),
@@ -138,10 +173,18 @@ def make_plan(topology: Topology) -> Plan:
         classes_per_peer=topology.data.classes_per_peer,
         min_samples=topology.data.min_samples,
     )
-    shards = tuple(split_shard(data.y_train, parts[i], stream(seed, "split", i), topology.data.held_out) for i in peers)
+    held_out, nothing = topology.data.held_out, np.empty(0, np.int64)
+    shards = [Shard(nothing, nothing, nothing) for _ in peers]
+    for peer, part in zip(topology.clients, parts, strict=True):
+        shards[peer] = split_shard(data.y_train, private[part], stream(seed, "split", peer), held_out)
     specs = [topology.model_of(i) for i in peers]
     known = {label(spec): spec for spec in specs}
     facts = {key: _facts(spec, data, method, topology.transport.dtype) for key, spec in known.items()}
+    if topology.coordinator is not None and not method.coordinated and any(f.message.bytes for f in facts.values()):
+        raise TopologyError(
+            f"[[peer]] {topology.coordinator}: role = 'coordinator': the method {topology.method.name!r} goes from "
+            "peer to peer and has no coordinator. Take the role away, or choose another method"
+        )
     devices = assign_devices(topology)
     fair = max(1, len(os.sched_getaffinity(0)) // len(peers))
     shared = fair if topology.devices.threads == "auto" else topology.devices.threads
@@ -156,9 +199,17 @@ def make_plan(topology: Topology) -> Plan:
             ),
         }
     )
-    plan = Plan(resolved, graph, data, shards, tuple(facts[label(spec)] for spec in specs), method, devices, threads)
+    of_peers = tuple(facts[label(spec)] for spec in specs)
+    plan = Plan(resolved, graph, data, public, tuple(shards), of_peers, method, devices, threads)
     method.check(plan)
     return plan
+
+
+def _public(topology: Topology, data: sets.DataSet) -> tuple[Indices, Indices]:
+    samples = len(data.y_train)
+    if topology.data.public == 0:
+        return np.empty(0, np.int64), np.arange(samples)
+    return public_split(samples, topology.data.public, stream(topology.swarm.seed, "public"))
 
 
 def _absolute(name: str, root: str) -> dict[str, str]:
@@ -171,14 +222,15 @@ def _absolute(name: str, root: str) -> dict[str, str]:
 
 
 def _facts(spec: ModelSpec, data: sets.DataSet, method: Method, dtype: str) -> ModelFacts:
-    model = models.describe(spec, data.shape, data.classes)
+    outputs = data.classes + method.unknown_class
+    model = models.describe(spec, data.shape, outputs)
     kept = weights(model)
     return ModelFacts(
         spec,
         sum(parameter.numel() for parameter in model.parameters()),
         sum(4 * tensor.numel() for tensor in kept.values()),
         Layout(method.fields(model, data.classes, dtype)),
-        _activation_bytes(models.build(spec, data.shape, data.classes, 0, 0), data.shape),
+        _activation_bytes(models.build(spec, data.shape, outputs, 0, 0), data.shape),
     )
 
 

@@ -9,6 +9,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,8 @@ import torch
 
 from peer import snapshot
 from peer.journal import Journal
-from peer.peer import Peer
+from peer.methods.base import Accuracies
+from peer.peer import CoordinatorLost, Peer
 from peer.plan import Plan
 from transport import control
 from transport.loop import Loop
@@ -63,8 +65,12 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         node.report(control.Ready(endpoint))
         addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)
         node.connect(addresses.endpoints)
-        for round in plan.rounds:
-            _run_round(peer, run, round)
+        try:
+            for round in plan.rounds:
+                _run_round(peer, run, round)
+        except CoordinatorLost as lost:
+            node.report(control.CoordinatorLost(str(lost)))
+            node.await_order(control.Settle, ORDER_TIMEOUT_S)  # what comes is the order to stop
         node.enter(len(plan.rounds) + 1)
         node.drain()
         node.report(control.Done())
@@ -77,6 +83,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
     except Stopped:
         status = "stopped"
         _record_end(journal, status, snapshot.digest(peer.model))
+        # The checkpoint is of the last whole round. What was learnt since is not lost either.
+        snapshot.save(folder, "interrupted", peer.model, _facts(peer, run))
     except BaseException:
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)
@@ -101,9 +109,9 @@ def _redirect_output(log: Path) -> None:
 
 def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
     topology = plan.topology
-    layouts = {j: plan.facts[j].message for j in plan.graph.predecessors(id)}
+    layouts = {j: partial(plan.message, j, id) for j in plan.graph.predecessors(id)}
     protocol = Protocol(
-        time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, topology.swarm.round_deadline_s
+        time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, plan.deadline_s(id)
     )
     if topology.transport.kind == "ipc":
         bind = f"ipc://{run.sockets}/peer-{id}-{incarnation}"
@@ -119,33 +127,40 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
 def _run_round(peer: Peer, run: Run, round: int) -> None:
     began = time.monotonic()
     peer.begin(round)
-    takes_part = peer.id in peer.topology.participants(round)
-    notes: dict[str, float] = {}
+    method = peer.plan.method
+    takes_part = peer.id in peer.topology.participants(round) and (method.coordinated or not peer.is_coordinator)
+    notes: dict[str, object] = {}
+    accuracies = Accuracies()
     if takes_part:
-        notes = peer.plan.method.run_round(peer)
+        notes |= method.run_round(peer)
         peer.changed()
-    every = peer.topology.training.test_every
-    last = round == peer.topology.swarm.rounds
-    accuracies = peer.evaluate(globally=last or round % every == 0)
+    if takes_part or not peer.is_coordinator:
+        every = peer.topology.training.test_every
+        accuracies = method.evaluate(peer, globally=peer.is_last_round or round % every == 0)
     digest = snapshot.digest(peer.model)
     peer.seconds["wait"] = peer.node.waited_s
     facts = {
         "round": round,
         "participates": takes_part,
         "loss": notes.pop("loss", None),
-        **accuracies,
+        "validation_accuracy": accuracies.validation,
+        "local_accuracy": accuracies.local,
+        "global_accuracy": notes.pop("global_accuracy", accuracies.world),
         "seconds": {name: round_(seconds) for name, seconds in peer.seconds.items()}
         | {"total": round_(time.monotonic() - began)},
         "present": sorted(peer.present),
         "missing": sorted(peer.missing),
         "snapshot": digest,
         "method": notes,
+        "evidence": peer.evidence,
     }
     peer.journal.write("round", facts)
     peer.node.report(control.Round(facts))
-    snapshot.save_checkpoint(
-        run.peer_folder(peer.id), peer.model, {"peer": peer.id, "round": round, "snapshot": digest, "run": run.id.hex()}
-    )
+    snapshot.save(run.peer_folder(peer.id), "checkpoint", peer.model, _facts(peer, run))
+
+
+def _facts(peer: Peer, run: Run) -> dict[str, object]:
+    return {"peer": peer.id, "round": peer.round, "snapshot": snapshot.digest(peer.model), "run": run.id.hex()}
 
 
 def round_(seconds: float) -> float:
@@ -161,11 +176,12 @@ def _record_start(peer: Peer, endpoint: str, incarnation: int) -> None:
         {
             "pid": os.getpid(),
             "incarnation": incarnation,
+            "role": "coordinator" if peer.is_coordinator else "client",
+            "evaluates": peer.is_coordinator and peer.plan.method.coordinator_evaluates,
             "device": str(peer.device),
             "threads": torch.get_num_threads(),
             "model": facts.label,
             "parameters": facts.parameters,
-            "payload_bytes": facts.message.bytes,
             "samples": {
                 "train": len(peer.shard.train),
                 "validation": len(peer.shard.validation),

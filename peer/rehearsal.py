@@ -20,11 +20,12 @@ def rehearse(plan: Plan) -> None:
     if any(device != "cpu" for device in plan.devices):
         return
     smallest = min(plan.facts, key=lambda facts: facts.parameters)
-    model = models.build(smallest.spec, plan.data.shape, plan.data.classes, seed=0, peer=0)
+    model = models.build(smallest.spec, plan.data.shape, plan.outputs, seed=0, peer=0)
     optimizer = Optimizer(model, plan.topology.training, rate=0.0)
+    samples = plan.shards[plan.clients[0]].train
     for _ in range(2):
-        x, y = Batches(plan.data, plan.shards[0].train, batch_size=2, seed=0, peer=0, round=0)[0]
+        x, y = Batches(plan.data, samples, batch_size=2, seed=0, peer=0, round=0)[0]
         optimizer.step(functional.cross_entropy(model(x), y))
-    count_by_class(model, evaluation_batches(plan.data, "train", plan.shards[0].train[:2]), plan.data.classes)
+    count_by_class(model, evaluation_batches(plan.data, "train", samples[:2]), plan.data.classes)
     layout = Layout(snapshot.fields(model, "float32"))
-    layout.unpack(seal(layout, layout.pack(snapshot.to_wire(model, "float32")), 2**20).block)
+    layout.unpack(seal(layout, layout.pack(snapshot.to_wire(snapshot.named(model), layout)), 2**20).block)

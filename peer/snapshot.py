@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import save as safetensors
 from torch import Tensor, nn
 
 from transport.layout import Field, Layout, seal
@@ -32,9 +32,18 @@ def fields(model: nn.Module, dtype: str) -> tuple[Field, ...]:
     return tuple(Field(f"model.{name}", dtype, tuple(tensor.shape)) for name, tensor in weights(model).items())
 
 
-def to_wire(model: nn.Module, dtype: str) -> dict[str, np.ndarray]:
-    """A model's snapshot as buffers for `Layout.pack`."""
-    return {f"model.{name}": encode(tensor, dtype) for name, tensor in weights(model).items()}
+def named(model: nn.Module) -> dict[str, Tensor]:
+    """A model's snapshot as the tensors of a message."""
+    return {f"model.{name}": tensor for name, tensor in weights(model).items()}
+
+
+def to_wire(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, np.ndarray]:
+    """Tensors as buffers for `Layout.pack`, each in the type that the layout gives it."""
+    types = {field.name: field.dtype for field in layout.fields}
+    return {
+        name: encode(tensor, types[name]) if types.get(name) in WIRE_TYPES else tensor.cpu().numpy()
+        for name, tensor in tensors.items()
+    }
 
 
 def encode(tensor: Tensor, dtype: str) -> np.ndarray:
@@ -49,13 +58,12 @@ def decode(buffer: np.ndarray, dtype: str) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def received(buffers: Mapping[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
-    """The weights in a received message, by name; they share the message's memory."""
-    return {
-        name.removeprefix("model."): decode(buffer, dtype)
-        for name, buffer in buffers.items()
-        if name.startswith("model.")
-    }
+def from_wire(buffers: Mapping[str, np.ndarray], layout: Layout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A received message: the weights in it, by name, and what came beside; they share the message's memory."""
+    types = {field.name: field.dtype for field in layout.fields}
+    tensors = {name: decode(buffer, types[name]) for name, buffer in buffers.items()}
+    beside = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name not in beside}, beside
 
 
 @torch.no_grad()
@@ -68,14 +76,18 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 def digest(model: nn.Module) -> str:
     """64 bits that tell two states of one architecture apart, as 16 hexadecimal digits."""
     layout = Layout(fields(model, "float32"))
-    return f"{seal(layout, layout.pack(to_wire(model, 'float32')), 2**20).digest:016x}"
+    return f"{seal(layout, layout.pack(to_wire(named(model), layout)), 2**20).digest:016x}"
 
 
-def save_checkpoint(folder: Path, model: nn.Module, facts: Mapping[str, object]) -> None:
-    """Write `checkpoint.safetensors` and what it is in `checkpoint.json`, each whole or not at all."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}
-    _replace(folder / "checkpoint.safetensors", save(tensors))
-    _replace(folder / "checkpoint.json", json.dumps(dict(facts), indent=2).encode())
+def save(folder: Path, name: str, model: nn.Module, facts: Mapping[str, object]) -> None:
+    """Write a model to NAME.safetensors and what it is to NAME.json, each whole or not at all."""
+    save_tensors(folder / f"{name}.safetensors", weights(model))
+    _replace(folder / f"{name}.json", json.dumps(dict(facts), indent=2).encode())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors to a file, whole or not at all."""
+    _replace(path, safetensors({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -44,6 +44,12 @@ class Failed(Struct, tag=True, forbid_unknown_fields=True):
     traceback: str
 
 
+class CoordinatorLost(Struct, tag=True, forbid_unknown_fields=True):
+    """This peer gave the coordinator up, and waits for the order to stop."""
+
+    reason: str
+
+
 class Addresses(Struct, tag=True, forbid_unknown_fields=True):
     """Where each neighbor is bound. Every peer is bound by now."""
 
@@ -62,7 +68,7 @@ class Close(Struct, tag=True, forbid_unknown_fields=True):
     """All books are compared: close the sockets and end."""
 
 
-Report = Ready | Progress | Round | Done | Settled | Failed
+Report = Ready | Progress | Round | Done | Settled | Failed | CoordinatorLost
 Order = Addresses | Stop | Settle | Close
 
 encode = msgspec.msgpack.Encoder().encode

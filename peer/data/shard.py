@@ -46,7 +46,8 @@ class Batches:
     """The augmented mini-batches of one epoch, in order; asking for one again gives the same bits.
 
     A teacher that arrives late therefore sees exactly what the student saw. All is drawn from (seed, peer,
-    round, epoch), the order from another stream than the augmentation, so that changing one leaves the other.
+    round, epoch) and the name of the step, where a round has several; the order from another stream than the
+    augmentation, so that changing one leaves the other. `targets` stand in for the labels of all training samples.
     A last batch of a single sample is dropped, because batch norm cannot learn from it; a shard of a single
     sample gives one batch that holds it twice, so that it too can be learned from.
     """
@@ -61,18 +62,22 @@ class Batches:
         peer: int,
         round: int,
         epoch: int = 0,
+        step: str = "",
         augment: Literal["auto", "none", "flip", "crop-flip"] = "auto",
+        targets: NDArray[np.int64] | None = None,
     ) -> None:
         if len(indices) == 0:
             raise ValueError(f"peer {peer}, round {round}: there are no samples to make batches of")
         self._data = data
+        self._targets = data.y_train if targets is None else targets
         self._augment = data.augment if augment == "auto" else augment
         self._batch_size = batch_size
-        self._order = stream(seed, "loader", peer, round, epoch).permutation(indices)
+        purpose = (peer, round, epoch, *((step,) if step else ()))
+        self._order = stream(seed, "loader", *purpose).permutation(indices)
         if len(self._order) == 1:
             self._order = np.repeat(self._order, 2)
         count = len(self._order)
-        draws = stream(seed, "augment", peer, round, epoch)
+        draws = stream(seed, "augment", *purpose)
         self._flips = draws.random(count) < 0.5
         self._corners = draws.integers(0, 2 * CROP_PAD, size=(count, 2), endpoint=True)
         self._length = -(-count // batch_size) - (count % batch_size == 1)
@@ -94,7 +99,7 @@ class Batches:
         if self._augment != "none":
             flips = self._flips[chosen]
             images[flips] = images[flips, :, ::-1]
-        return self._data.normalize(images), torch.from_numpy(self._data.y_train[order])
+        return self._data.normalize(images), torch.from_numpy(self._targets[order])
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from peer import snapshot
-from transport.layout import Field
+from transport.layout import Field, Layout
 
 if TYPE_CHECKING:
     from peer.peer import Peer
@@ -22,6 +24,19 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Notes = Mapping[str, float | Sequence[float]]
+"""What a method has to say of a round. `loss` and `global_accuracy` are the round's, the rest is the method's own."""
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Fractions that are correct; None where nothing was measured."""
+
+    validation: float | None = None
+    local: float | None = None
+    world: float | None = None
+
+
 class Method(ABC):
     """One learning method. It is made once, before the processes are, and holds nothing but its settings."""
 
@@ -30,6 +45,15 @@ class Method(ABC):
 
     common_start: ClassVar[bool] = False
     """Whether all peers begin from the same weights, as methods that average weights do."""
+
+    coordinated: ClassVar[bool] = False
+    """Whether it needs a coordinator; peers of a coordinated method talk to nobody else."""
+
+    coordinator_evaluates: ClassVar[bool] = False
+    """Whether what the method is judged by is measured at the coordinator, and not the mean of its clients."""
+
+    unknown_class: ClassVar[bool] = False
+    """Whether models have one output more than there are classes, the last, for samples of none that is known."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -42,6 +66,14 @@ class Method(ABC):
         """What one message to a neighbor carries; nothing when the method exchanges nothing."""
         return snapshot.fields(model, dtype)
 
+    def message(self, plan: Plan, sender: int, receiver: int, round: int) -> Layout:
+        """What travels along one edge in one round, for methods where that is not the same for all of a sender's."""
+        return plan.facts[sender].message
+
     @abstractmethod
-    def run_round(self, peer: Peer) -> dict[str, float]:
+    def run_round(self, peer: Peer) -> Notes:
         """One round of one peer. What it returns goes to the journal."""
+
+    def evaluate(self, peer: Peer, *, globally: bool) -> Accuracies:
+        """How good the peer's model is after the round; on the common test set only when asked for."""
+        return peer.evaluate(globally=globally)

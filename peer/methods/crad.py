@@ -24,7 +24,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from peer.methods.backbone import DistillationSettings, Evidence, distil
-from peer.methods.base import Method
+from peer.methods.base import Method, Notes
 from peer.methods.distillation import check_choice, check_teachers
 from peer.methods.distillation import student_loss as student_loss  # Eqs. 9 and 10
 from peer.methods.weighting import EPSILON, Z, agresti_coull, class_weights
@@ -258,7 +258,7 @@ class Crad(Method):
         n, a = wire.Field("n", "int32", (classes,)), wire.Field("a", "float32", (classes,))
         return (n, a, *super().fields(model, classes, dtype))
 
-    def run_round(self, peer: Peer) -> dict[str, float]:
+    def run_round(self, peer: Peer) -> Notes:
         reliabilities: list[Reliability] = []
         loss = distil(peer, self.settings, partial(self._target, reliabilities), with_statistics=True)
         found = [asdict(one) for one in reliabilities]

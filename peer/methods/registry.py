@@ -18,6 +18,13 @@ METHODS = {
     "uncertainty": "peer.methods.uncertainty:Uncertainty",
     "dpsgd": "peer.methods.dpsgd:DPsgd",
     "local": "peer.methods.local:Local",
+    "fedcc": "peer.methods.fedcc:FedCc",
+    "fedavg": "peer.methods.fedavg:FedAvg",
+    "fedmd": "peer.methods.fedmd:FedMd",
+    "feddf": "peer.methods.feddf:FedDf",
+    "feddf-logits": "peer.methods.feddf:FedDfLogits",
+    "fedct": "peer.methods.fedct:FedCt",
+    "ssl": "peer.methods.ssl:Ssl",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peer.methods.backbone import DistillationSettings, Evidence, distil
-from peer.methods.base import Method
+from peer.methods.base import Method, Notes
 from peer.methods.distillation import check_teachers
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Uncertainty(Method):
     settings_type = DistillationSettings
     settings: DistillationSettings
 
-    def run_round(self, peer: Peer) -> dict[str, float]:
+    def run_round(self, peer: Peer) -> Notes:
         def target(q: Tensor, _: Mapping[int, Evidence], __: Tensor) -> Tensor:
             return uncertainty_target(q)
 

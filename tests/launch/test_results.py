@@ -247,7 +247,7 @@ def test_the_file_holds_what_summarize_returned_and_every_key_of_the_contract(ma
     contract += "local_accuracy global_accuracy_by_round wall_s startup_s bytes latency_ms peak_rss_mb faults "
     contract += "missing versions"
     assert set(contract.split()) <= summary.keys()
-    expected = {"schema": 1, "name": "digits-ring", "method": "uniform", "dataset": "cifar10", "peers": 1}
+    expected = {"schema": 2, "name": "digits-ring", "method": "uniform", "dataset": "cifar10", "peers": 1}
     expected |= {"rounds": 1, "seed": 5, "status": "complete", "wall_s": 12.5, "startup_s": 1.5, "faults": {}}
     assert {key: summary[key] for key in expected} == expected
     assert summary["versions"]["python"].startswith("3.")
@@ -266,7 +266,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(make_run):
     run.close(status="failed")
     before = (run.path / "summary.json").read_bytes()
     with pytest.raises(ValueError):
-        write_summary(run.path, {"schema": 1, "wall_s": math.nan})
+        write_summary(run.path, {"schema": 2, "wall_s": math.nan})
     assert (run.path / "summary.json").read_bytes() == before
 
 
@@ -352,7 +352,7 @@ def test_says_what_is_missing_from_a_folder_that_is_no_run_folder(make_run, tmp_
     with pytest.raises(RunFolderError, match=r"has no summary\.json: the run is still going, or its supervisor"):
         load(run.path)
     (run.path / "summary.json").write_text('{"schema": 99}')
-    with pytest.raises(RunFolderError, match="has schema 99, this version reads schema 1"):
+    with pytest.raises(RunFolderError, match="has schema 99, this version reads schema 2"):
         load(run.path)
     (run.path / "summary.json").write_text("[1]")
     with pytest.raises(RunFolderError, match="has schema None"):

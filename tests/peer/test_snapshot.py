@@ -31,11 +31,11 @@ def test_a_snapshot_travels_and_arrives(dtype: str) -> None:
     sender, receiver = network(0), network(1)
     # The receiver knows the layout without having seen the sender.
     layout = Layout(snapshot.fields(describe(SPEC, (1, 8, 8), 10), dtype))
-    block = layout.pack(snapshot.to_wire(sender, dtype))
+    block = layout.pack(snapshot.to_wire(snapshot.named(sender), layout))
     assert block.nbytes == sum(
         tensor.numel() * (4 if dtype == "float32" else 2) for tensor in snapshot.weights(sender).values()
     )
-    snapshot.load(receiver, snapshot.received(layout.unpack(block), dtype))
+    snapshot.load(receiver, snapshot.from_wire(layout.unpack(block), layout)[0])
     for name, tensor in snapshot.weights(sender).items():
         expected = tensor.to(snapshot.WIRE_TYPES[dtype]).to(torch.float32)
         assert torch.equal(snapshot.weights(receiver)[name], expected), name
@@ -44,8 +44,8 @@ def test_a_snapshot_travels_and_arrives(dtype: str) -> None:
 def test_loading_copies() -> None:
     sender, receiver = network(0), network(1)
     layout = Layout(snapshot.fields(sender, "float32"))
-    block = layout.pack(snapshot.to_wire(sender, "float32"))
-    snapshot.load(receiver, snapshot.received(layout.unpack(block), "float32"))
+    block = layout.pack(snapshot.to_wire(snapshot.named(sender), layout))
+    snapshot.load(receiver, snapshot.from_wire(layout.unpack(block), layout)[0])
     block[:] = 0  # the transport uses the block again
     assert snapshot.digest(receiver) == snapshot.digest(sender)
 
@@ -61,7 +61,7 @@ def test_digest_sees_one_bit() -> None:
 def test_checkpoint_is_whole_and_readable(tmp_path: Path) -> None:
     model = network(0)
     for round in (1, 2):
-        snapshot.save_checkpoint(tmp_path, model, {"peer": 0, "round": round})
+        snapshot.save(tmp_path, "checkpoint", model, {"peer": 0, "round": round})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", "checkpoint.safetensors"]
     assert json.loads((tmp_path / "checkpoint.json").read_text())["round"] == 2
     kept = load_file(tmp_path / "checkpoint.safetensors")
