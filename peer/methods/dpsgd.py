@@ -1,14 +1,14 @@
-"""Guarantees a weighted average of parameters: the same bits for the same peers in the same order."""
+"""Guarantees that neighbors' models are mixed by the swarm's mixing matrix, whoever of them is present."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from peer import snapshot
+from peer.methods.averaging import weighted_average
 from peer.methods.base import Method
 from peer.methods.local import train
 from topology.errors import TopologyError
@@ -25,39 +25,13 @@ def mix(
 
     `own_weight` is W_ii; `neighbors` are the pairs (W_ij, x_j) that are present, in peer order. All weights
     are divided by their sum, so what an absent neighbor would have weighed is shared among those present,
-    oneself included. Where they add up to 0 there is nothing to mix, and the peer keeps its own.
-    Added up in float64 in the given order and cast back to each tensor's dtype, in new tensors.
-    Raises ValueError for a negative weight and, naming the tensor, for another name, shape or kind of number.
+    oneself included. Where all of them are 0 there is nothing to mix, and the peer keeps its own.
+    Arithmetic and errors are those of `weighted_average`; the first model is one's own.
     """
     weights = [own_weight, *(weight for weight, _ in neighbors)]
-    if not all(weight >= 0 for weight in weights):
-        raise ValueError(f"mixing weights are {weights} (one's own first); none may be below 0")
-    for _, theirs in neighbors:
-        _check_alike(own, theirs)
-    total = sum(weights)
-    if total == 0:
-        return {name: tensor.detach().clone() for name, tensor in own.items()}
-    shares = [weight / total for weight in weights]
-    mixed = {}
-    for name, tensor in own.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name!r} is {tensor.dtype}; only floating-point tensors can be averaged")
-        average = torch.zeros_like(tensor, dtype=torch.float64)
-        for share, model in zip(shares, [own, *(theirs for _, theirs in neighbors)], strict=True):
-            average += share * model[name].detach().double()
-        mixed[name] = average.to(tensor.dtype)
-    return mixed
-
-
-def _check_alike(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    for name in [*own, *theirs]:
-        if name not in own or name not in theirs or own[name].shape != theirs[name].shape:
-            mine = tuple(own[name].shape) if name in own else "absent"
-            other = tuple(theirs[name].shape) if name in theirs else "absent"
-            raise ValueError(
-                f"{name!r} is {mine} here and {other} at a neighbor; D-PSGD averages parameters one by one, "
-                "so all its peers need the same model"
-            )
+    if not any(weights):
+        return weighted_average([own], [1.0])
+    return weighted_average([own, *(theirs for _, theirs in neighbors)], weights)
 
 
 class DPsgd(Method):
