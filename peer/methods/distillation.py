@@ -20,17 +20,17 @@ def soften(logits: Tensor, temperature: float) -> Tensor:
 
 
 def check_teachers(q: Tensor) -> None:
-    """Raise ValueError unless q is (J, B, C) and finite; the message names the first teacher that is not."""
+    """Raise ValueError unless q (J, B, C), probabilities or logits, is finite, naming the first teacher that is not."""
     if q.dim() != 3 or 0 in q.shape[1:]:
         raise ValueError(
-            f"teacher probabilities have shape {tuple(q.shape)}; they must be (teachers, samples, classes) "
+            f"the teachers' answers have shape {tuple(q.shape)}; they must be (teachers, samples, classes) "
             "with at least one sample and one class"
         )
     finite = q.isfinite()
     if not finite.all():
         teacher = int((~finite).flatten(1).any(1).nonzero()[0])
         raise ValueError(
-            f"teacher {teacher} of {len(q)} gives probabilities that are not finite: its model has diverged; "
+            f"teacher {teacher} of {len(q)} gives answers that are not finite: its model has diverged; "
             "lower its learning rate, or leave it out"
         )
 
@@ -67,6 +67,26 @@ def student_loss(
     cross_entropy = F.cross_entropy(_scale(logits, 1.0), labels, reduction="none")
     divergence = F.kl_div(softened, target, reduction="none").sum(1)  # 0 log 0 counts as 0
     return ((1 - weight) * cross_entropy + weight * temperature**2 * divergence).mean()
+
+
+def check_lesson(teacher: Tensor, logits: Tensor) -> None:
+    """Raise ValueError unless teacher and logits are both (B, C) with at least one sample: no mean without one."""
+    if teacher.shape != logits.shape or logits.dim() != 2 or 0 in logits.shape:
+        raise ValueError(
+            f"the teacher has shape {tuple(teacher.shape)}, the student's logits have {tuple(logits.shape)}; both "
+            "must be (samples, classes) with at least one sample"
+        )
+
+
+def teaching_loss(teacher: Tensor, logits: Tensor) -> Tensor:
+    """Mean over the samples of KL(teacher_b || softmax(z_b)), in nats: what has no labels learns by this alone.
+
+    `teacher` (B, C) holds probabilities and is a constant, 0 log 0 counting as 0; `logits` z (B, C) carry the
+    gradient. Raises ValueError for another shape, or without a sample.
+    """
+    check_lesson(teacher, logits)
+    student = _scale(logits, 1.0).log_softmax(-1)
+    return F.kl_div(student, teacher.detach().to(student.dtype), reduction="batchmean")
 
 
 def _scale(logits: Tensor, temperature: float) -> Tensor:
