@@ -1,6 +1,6 @@
 """Deals training samples to peers: none twice, the same for the same generator, no shard below its minimum.
 
-Every function takes labels (N,) and returns one sorted array of indices a peer.
+Indices come back as sorted arrays: one a peer for labels (N,), and two for the split into public and private.
 """
 
 from __future__ import annotations
@@ -49,6 +49,21 @@ def partition(
     if smallest < minimum:
         raise _too_small(f"data.partition = {kind!r}", peers, len(labels), minimum, smallest, "")
     return shards
+
+
+def public_split(samples: int, fraction: float, rng: Generator) -> tuple[Indices, Indices]:
+    """Draw `fraction` of `samples` uniformly at random, rounded, as public; returns those and the private rest.
+
+    Both are sorted. Labels play no part in the draw, so classes are not equally many.
+    """
+    public = round(fraction * samples)
+    if not 0 < public < samples:
+        raise TopologyError(
+            f"a public share of {fraction} of {samples} training samples makes {public} of them public; at least one "
+            "must be public and one private"
+        )
+    order = rng.permutation(samples)
+    return np.sort(order[:public]), np.sort(order[public:])
 
 
 def iid(labels: NDArray[np.integer[Any]], peers: int, rng: Generator) -> list[Indices]:
