@@ -74,11 +74,11 @@ def test_accumulates_in_float64_and_returns_the_dtype(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize(
     ("own", "neighbor", "weight", "message"),
     [
-        ({"w": torch.ones(2)}, {"w": torch.ones(3)}, 0.5, r"'w' is \(2,\) here and \(3,\) at a neighbor"),
-        ({"w": torch.ones(2)}, {"v": torch.ones(2)}, 0.5, r"'w' is \(2,\) here and absent at a neighbor"),
-        ({}, {"v": torch.ones(2)}, 0.5, r"'v' is absent here and \(2,\) at a neighbor"),
+        ({"w": torch.ones(2)}, {"w": torch.ones(3)}, 0.5, r"'w' is \(2,\) in model 0 and \(3,\) in model 1"),
+        ({"w": torch.ones(2)}, {"v": torch.ones(2)}, 0.5, r"'w' is \(2,\) in model 0 and absent in model 1"),
+        ({}, {"v": torch.ones(2)}, 0.5, r"'v' is absent in model 0 and \(2,\) in model 1"),
         ({"steps": torch.ones(1).long()}, {"steps": torch.ones(1).long()}, 0.5, "'steps' is torch.int64"),
-        ({"w": torch.ones(2)}, {"w": torch.ones(2)}, -0.5, r"mixing weights are \[0.5, -0.5\]"),
+        ({"w": torch.ones(2)}, {"w": torch.ones(2)}, -0.5, r"the models' weights are \[0.5, -0.5\]"),
         ({"w": torch.ones(2)}, {"w": torch.ones(2)}, float("nan"), "none may be below 0"),
     ],
 )

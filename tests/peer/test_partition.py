@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peer.data.partition import Indices, Kind, assign_classes, dirichlet, partition
+from peer.data import partition as rules
+from peer.data.partition import Indices, Kind, assign_classes, dirichlet, partition, pathological, public_split
 from topology.errors import TopologyError
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "fedcc_golden.json"
 KINDS: tuple[Kind, ...] = ("dirichlet", "pathological", "quantity", "iid")
 
 
@@ -158,3 +162,76 @@ def test_fewer_samples_than_peers() -> None:
 def test_what_cannot_be_met_is_explained(peers: int, kind: Kind, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         deal(balanced(10, 100), peers, kind, **options)
+
+
+class NoChance:
+    """A generator that draws the given proportions and shuffles nothing."""
+
+    def __init__(self, proportions: list[list[float]]) -> None:
+        self._proportions = np.array(proportions)
+
+    def dirichlet(self, alpha: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+        assert self._proportions.shape == (size, len(alpha))
+        return self._proportions
+
+    def permutation(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return values
+
+
+def test_recorded_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against values recorded from a separate numpy program."""
+    cases = json.loads(GOLDEN.read_text())["cases"]
+    case = next(case for case in cases if case["id"] == "f12_partition")
+    inputs, expected = case["inputs"], case["expected"]
+    rng: Any = NoChance(inputs["proportions"])
+    labels = np.repeat(np.arange(3), inputs["class_sizes"])
+    held = sizes(labels, dirichlet(labels, 3, 3, rng, alpha=1.0, min_samples=1))
+    assert held.T.tolist() == expected["dirichlet_counts_class_by_client"]
+
+    owned = np.zeros((3, 3), bool)
+    for label, owners in inputs["owners"].items():
+        owned[owners, int(label)] = True
+    monkeypatch.setattr(rules, "assign_classes", lambda *_: owned)
+    labels = np.repeat(np.arange(3), inputs["owned_class_size"])
+    held = sizes(labels, pathological(labels, 3, 3, rng, classes_per_peer=2))
+    for label, owners in expected["pathological_sizes"].items():
+        assert {str(peer): held[peer, int(label)] for peer in np.flatnonzero(held[:, int(label)])} == owners
+
+
+@pytest.mark.parametrize(("classes", "per_peer", "owners"), [(10, 2, 2), (10, 1, 1), (100, 20, 2), (200, 20, 1)])
+def test_every_class_has_as_many_owners_as_the_paper_gives_it(classes: int, per_peer: int, owners: int) -> None:
+    held = sizes(labels := balanced(classes, 10), deal(labels, 10, "pathological", classes_per_peer=per_peer))
+    assert ((held > 0).sum(0) == owners).all()
+    assert (held[held > 0] == 10 // owners).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(samples=st.integers(2, 300), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**63 - 1))
+def test_public_and_private_are_all_samples_and_none_twice(samples: int, fraction: float, seed: int) -> None:
+    if not 0 < round(fraction * samples) < samples:
+        with pytest.raises(TopologyError, match="at least one must be public and one private"):
+            public_split(samples, fraction, np.random.default_rng(seed))
+        return
+    public, private = public_split(samples, fraction, np.random.default_rng(seed))
+    assert np.array_equal(np.sort(np.concatenate([public, private])), np.arange(samples))
+    assert all(np.array_equal(part, np.sort(part)) and part.dtype == np.int64 for part in (public, private))
+    assert len(public) == round(fraction * samples)
+    again = public_split(samples, fraction, np.random.default_rng(seed))
+    assert np.array_equal(public, again[0])
+
+
+def test_public_samples_are_drawn_uniformly_and_not_by_class() -> None:
+    labels = balanced(10, 500)
+    drawn = np.array([public_split(5000, 0.1, np.random.default_rng(seed))[0] for seed in range(200)])
+    assert drawn.shape == (200, 500)
+    each = np.bincount(drawn.ravel(), minlength=5000) / 200
+    assert abs(each.mean() - 0.1) < 1e-12
+    assert each.std() == pytest.approx((0.1 * 0.9 / 200) ** 0.5, rel=0.05)
+    by_class = np.array([np.bincount(labels[public], minlength=10) for public in drawn])
+    assert by_class.std() == pytest.approx((500 * 0.1 * 0.9 * 0.9) ** 0.5, rel=0.1)  # stratified would be 0
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, 0.001, -0.1, 2.0])
+def test_an_empty_side_of_the_public_split_is_refused(fraction: float) -> None:
+    with pytest.raises(TopologyError, match=rf"public share of {fraction} of 100 training samples makes"):
+        public_split(100, fraction, np.random.default_rng(0))
