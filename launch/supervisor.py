@@ -277,6 +277,12 @@ class Supervisor:
                 self._view.trouble("\n".join(said))
         if peer.id == self._plan.coordinator and peer.reason:
             self._lose_coordinator(peer.reason)
+        elif not self._stopping and self._plan.coordinator is not None and self._lost_clients():
+            self._stop("every client was lost")
+
+    def _lost_clients(self) -> bool:
+        """Whether no client is left, or finished in order."""
+        return all(self._peers[client].reason for client in self._plan.clients)
 
     def _lose_coordinator(self, how: str) -> None:
         """Without the coordinator of a coordinated method nobody can go on: all keep what they have, and stop."""
@@ -311,9 +317,8 @@ class Supervisor:
         reason = self._reason
         if self._stopping:
             status = "failed"
-        elif {peer.id for peer in lost}.issuperset(self._plan.clients):
-            everyone = "every peer" if self._plan.coordinator is None else "every client"
-            status, reason = "failed", reason or f"{everyone} was lost"
+        elif self._lost_clients():
+            status, reason = "failed", reason or "every peer was lost"
         return Outcome(
             status=status,
             started_at=self._started_at,
