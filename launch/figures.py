@@ -72,7 +72,7 @@ def render(drawing: Drawing, run: Run) -> bytes | None:
         return png.getvalue()
 
 
-def _blank(height_in: float) -> "Figure":
+def blank(height_in: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH_IN, height_in))
@@ -87,7 +87,7 @@ def _count_on(axes: "Axes", axis: str) -> None:
     )
 
 
-def _legend_above(axes: "Axes", columns: int, corner: Literal["lower left", "lower right"]) -> None:
+def legend_above(axes: "Axes", columns: int, corner: Literal["lower left", "lower right"]) -> None:
     # Beside long tick labels an axes is narrow: ranged right, the legend has the whole figure's width.
     anchor = (float(corner == "lower right"), 1.01)
     legend = axes.legend(loc=corner, bbox_to_anchor=anchor, ncols=columns, borderaxespad=0.0)
@@ -100,11 +100,11 @@ def draw_accuracy(run: Run) -> "Figure | None":
     summary = run.summary
     if not any(value is not None for value in summary["global_accuracy_by_round"]):
         return None
-    figure = _blank(3.9)
+    figure = blank(3.9)
     axes = figure.subplots()
     by_peer: dict[int, list[tuple[int, float]]] = {}
     for event in run.rounds:
-        if event["global_accuracy"] is not None:
+        if event["global_accuracy"] is not None and event["peer"] != run.topology.coordinator:
             by_peer.setdefault(event["peer"], []).append((event["round"], event["global_accuracy"]))
     lost = {one["peer"] for one in summary["peers_lost"]}
     faint = 0.55 if len(by_peer) <= 20 else 0.2
@@ -117,7 +117,12 @@ def draw_accuracy(run: Run) -> "Figure | None":
             axes.plot(*end, "x", color="black", markersize=5, label="peer lost" if first else None, zorder=6)
     _plot_mean(axes, summary["local_accuracy_by_round"], "local, mean", ORANGE, "--")
     _plot_mean(axes, summary["validation_accuracy_by_round"], "validation, mean", GREEN, ":")
-    _plot_mean(axes, summary["global_accuracy_by_round"], "global, mean", BLUE, "-", width=2.4)
+    if summary["global_accuracy_of"] == "coordinator":
+        _plot_mean(axes, summary["client_accuracy_by_round"], "global, clients' mean", SKY, "-", width=2.0)
+        _plot_mean(axes, teacher_accuracy(run), "teacher, public samples", PURPLE, "-.")
+        _plot_mean(axes, summary["global_accuracy_by_round"], "global, coordinator", BLUE, "-", width=2.4)
+    else:
+        _plot_mean(axes, summary["global_accuracy_by_round"], "global, mean", BLUE, "-", width=2.4)
     if summary["selected_round"]:
         axes.plot(
             summary["selected_round"],
@@ -135,8 +140,18 @@ def draw_accuracy(run: Run) -> "Figure | None":
     axes.grid(axis="y", color=LIGHT, linewidth=0.6)
     axes.set_axisbelow(True)
     _count_on(axes, "x")
-    _legend_above(axes, 3, "lower left")
+    legend_above(axes, 3, "lower left")
     return figure
+
+
+def teacher_accuracy(run: Run) -> list[float | None]:
+    """By round, how often the coordinator's teacher is right about the public samples, where it says so."""
+    said = {
+        event["round"]: event["method"]["teacher_accuracy"]
+        for event in run.rounds
+        if "teacher_accuracy" in event["method"]
+    }
+    return [said.get(number) for number in range(1, max(said, default=0) + 1)]
 
 
 def _plot_mean(
@@ -171,7 +186,7 @@ def draw_edge_bytes(run: Run) -> "Figure | None":
     for event in run.delivered:
         megabytes[event["sender"], event["peer"]] += event["payload"] / 1e6
     shown = np.ma.masked_equal(megabytes, 0.0)
-    figure = _blank(4.7)
+    figure = blank(4.7)
     axes = figure.subplots()
     # The palest blues are left out, so that an edge with little on it is not taken for no edge.
     palette = ListedColormap(colormaps["Blues"](np.linspace(0.25, 1.0, 256)))
@@ -195,7 +210,7 @@ def draw_latency(run: Run) -> "Figure | None":
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     models = group_by_model(run)
-    figure = _blank(3.4 + 0.45 * len(models))
+    figure = blank(3.4 + 0.45 * len(models))
     top, bottom = figure.subplots(2, 1, height_ratios=(2.2, 0.5 + 0.3 * len(models)))
 
     floor_ms = 1e-3  # the journal's clock is not finer than this
@@ -211,7 +226,7 @@ def draw_latency(run: Run) -> "Figure | None":
         top.axvline(value, color="black", linewidth=1.1, linestyle=line, label=f"{name} {units.milliseconds(value)}")
     top.set(xlabel="observed time of a message (ms, log scale)", ylabel="messages", xlim=(low, high))
     _count_on(top, "y")
-    _legend_above(top, 3, "lower right")
+    legend_above(top, 3, "lower right")
 
     lefts = np.zeros(len(models))
     for part, color in MESSAGE_PARTS.items():
@@ -222,7 +237,7 @@ def draw_latency(run: Run) -> "Figure | None":
     bottom.set_yticks(range(len(models)), [units.shorten(model) for model in models])
     bottom.set_ylim(len(models) - 0.5, -0.5)
     bottom.set(xlabel="mean time of a message (ms)", ylabel="sender's model")
-    _legend_above(bottom, 5, "lower right")
+    legend_above(bottom, 5, "lower right")
     return figure
 
 
@@ -260,7 +275,7 @@ def draw_round_time(run: Run) -> "Figure | None":
     }
     known = sum(means[part] for part in ROUND_PARTS)
     means["other"] = np.maximum(means["total"] - known, 0.0)
-    figure = _blank(3.7)
+    figure = blank(3.7)
     axes = figure.subplots()
     bottoms = np.zeros(len(peers))
     width = 0.85 if len(peers) <= 30 else 1.0
@@ -271,7 +286,7 @@ def draw_round_time(run: Run) -> "Figure | None":
     axes.set(xlabel="peer", ylabel="mean time of a round (s)")
     axes.margins(x=0.01)
     _count_on(axes, "x")
-    _legend_above(axes, 4, "lower left")
+    legend_above(axes, 4, "lower left")
     return figure
 
 
@@ -279,8 +294,9 @@ DRAWINGS = (
     Drawing(
         "accuracy",
         "Accuracy over rounds",
-        "Global: on the common test set. Local: on the test half of each peer's own held-out data. "
-        "The selected round has the best mean validation accuracy.",
+        "Global: on the common test set. Local: on the test half of each peer's own held-out data, or, where nothing "
+        "is held out, on test samples like its own. The selected round has the best mean validation accuracy, or is "
+        "the last where nothing is held out or a coordinator is judged.",
         draw_accuracy,
     ),
     Drawing(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from launch import page, units
+from launch.evidence import EVIDENCE, local_models
 from launch.figures import DRAWINGS, MESSAGE_PARTS, group_by_model, render
 from launch.page import Html
 from launch.results import Run, load
@@ -22,7 +23,7 @@ def write_report(run_dir: str | Path) -> Path:
     folder = run.path / "figures"
     folder.mkdir(exist_ok=True)
     pictures = []
-    for drawing in DRAWINGS:
+    for drawing in (*DRAWINGS, *EVIDENCE):
         png = render(drawing, run)
         if png is not None:
             (folder / f"{drawing.name}.png").write_bytes(png)
@@ -43,6 +44,7 @@ def _compose(run: Run, pictures: list[Html]) -> Html:
             _again(run),
             _books(run),
             _peers(run),
+            local_models(run),
             page.figures(pictures),
             _latency(run),
             *_details(run),
@@ -128,7 +130,7 @@ def _first_few(troubles: list[str], what: str) -> list[str]:
 def _key_numbers(run: Run) -> Html:
     summary, counted = run.summary, run.summary["bytes"]
     selected = summary["selected_round"]
-    chosen = f"round {selected}, mean over {summary['peers_by_round'][selected - 1]} peers" if selected else "none"
+    chosen = f"round {selected}, {_whose(summary, selected)}" if selected else "none"
     latency = summary["latency_ms"]
     injected = f", {units.milliseconds(summary['injected_ms'])} injected in all" if summary["injected_ms"] else ""
     over = "everything written to the sockets"
@@ -140,7 +142,7 @@ def _key_numbers(run: Run) -> Html:
     return page.tiles(
         [
             ("Global accuracy", units.fraction(summary["global_accuracy"]), f"selected: {chosen}"),
-            ("Local accuracy", units.fraction(summary["local_accuracy"]), "on the peers' own held-out data"),
+            ("Local accuracy", units.fraction(summary["local_accuracy"]), _where_local(run)),
             (
                 "Payload",
                 units.megabytes(counted["payload"]),
@@ -162,6 +164,17 @@ def _key_numbers(run: Run) -> Html:
             ("Largest peer", units.memory(summary["peak_rss_mb"]), "peak resident memory"),
         ]
     )
+
+
+def _whose(summary: dict[str, Any], selected: int) -> str:
+    if summary["global_accuracy_of"] == "coordinator":
+        clients = units.fraction(summary["client_accuracy_by_round"][selected - 1])
+        return f"at the coordinator; its clients alone {clients}"
+    return f"mean over {summary['peers_by_round'][selected - 1]} peers"
+
+
+def _where_local(run: Run) -> str:
+    return "on the peers' own held-out data" if run.topology.data.held_out else "on test data like the peers' own"
 
 
 def _again(run: Run) -> Html:

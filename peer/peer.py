@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from peer import models, snapshot
 from peer.data.shard import Batches, Indices, evaluation_batches
+from peer.features import balanced, watch
 from peer.journal import Journal
 from peer.learner import Batch, Optimizer, accuracy, class_statistics, count_by_class, fraction_true, learning_rate
 from peer.methods.base import Accuracies
@@ -60,6 +61,7 @@ class Peer:
         self.present: list[int] = []
         self.missing: list[int] = []
         self.evidence: Mapping[str, object] = {}
+        self.features: dict[str, Tensor] = {}
         self.kept: dict[str, Tensor] = {}
         """What the method keeps from one round to the next, beside the model."""
         self._teachers: dict[str, nn.Module] = {}
@@ -191,9 +193,18 @@ class Peer:
         """A model's logits (U, outputs) on the public samples, in evaluation mode, in their fixed order."""
         return self._predict(model, evaluation_batches(self.data, "train", self.plan.public))
 
-    def predict_test(self, model: nn.Module) -> Tensor:
-        """A model's logits (N, outputs) on the common test set, in evaluation mode."""
-        return self._predict(model, evaluation_batches(self.data, "test"))
+    def predict_test(self, model: nn.Module, features_as: str = "") -> Tensor:
+        """A model's logits (N, outputs) on the common test set, in evaluation mode; its features kept on request."""
+        with watch(model) as seen:
+            logits = self._predict(model, evaluation_batches(self.data, "test"))
+        if features_as and seen:
+            self.keep_features(features_as, torch.cat(seen))
+        return logits
+
+    def keep_features(self, name: str, values: Tensor) -> None:
+        """Keep what is known (N, …) of the test images, of which a few of each class go into the run folder."""
+        if name not in self.features:  # of several clients the first
+            self.features[name] = values[balanced(self.test_labels, self.classes)].float()
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, batches: Iterator[Batch]) -> Tensor:

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from peer import snapshot
+from peer.features import balanced
 from peer.journal import Journal
 from peer.methods.base import Accuracies
 from peer.peer import CoordinatorLost, Peer
@@ -71,6 +72,10 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         except CoordinatorLost as lost:
             node.report(control.CoordinatorLost(str(lost)))
             node.await_order(control.Settle, ORDER_TIMEOUT_S)  # what comes is the order to stop
+        if peer.features:
+            labels = peer.test_labels
+            peer.features["labels"] = labels[balanced(labels, peer.classes)]
+            snapshot.save_tensors(folder / "features.safetensors", peer.features)
         node.enter(len(plan.rounds) + 1)
         node.drain()
         node.report(control.Done())

@@ -68,10 +68,16 @@ class FedAvg(ModelExchange):
         arrived = {}
         for arrival in peer.gather():
             arrived[arrival.sender] = {name: tensor.clone() for name, tensor in arrival.weights.items()}
+            if peer.is_last_round and not peer.features:
+                with peer.timing("evaluate"):
+                    peer.predict_test(peer.teacher(arrival), features_as="client")
         clients = sorted(arrived)  # peer order: sums do not depend on who was first
         if clients:
             with peer.timing("train"):
                 sizes = [len(peer.plan.shards[k].train) for k in clients]
                 snapshot.load(peer.model, average([arrived[k] for k in clients], sizes))
+        if peer.is_last_round:
+            with peer.timing("evaluate"):
+                peer.predict_test(peer.model, features_as="together")
         peer.share()
         return {}

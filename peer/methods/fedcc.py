@@ -266,6 +266,9 @@ class FedCc(PublicTeaching):
             "alpha": float((1 - pseudo[:, -1]).mean()),
         }
 
+    def usable(self, predictions: Tensor) -> bool:
+        return True  # `teach` drops what is not, row by row
+
     def predict(self, peer: Peer) -> Tensor:
         return peer.predict_public(peer.model).softmax(1)
 
@@ -276,8 +279,8 @@ class FedCc(PublicTeaching):
         notes = {"valid": fraction_true(found.valid), "dropped": float(found.dropped.sum())}
         return Lesson(target, found.target.argmax(1), notes)
 
-    def infer(self, logits: Tensor, classes: int) -> Tensor:
-        return infer(logits)
+    def answer_together(self, logits: Tensor, classes: int) -> Tensor:
+        return scores(logits)
 
 
 def probe_image(data: DataSet, colour: str) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -66,16 +67,23 @@ class PublicTeaching(Coordinated):
     def combine(self, predictions: Tensor, classes: int) -> Lesson:
         """The coordinator's teacher, from the clients' predictions (K, U, ...)."""
 
+    def usable(self, predictions: Tensor) -> bool:
+        """Whether one client's predictions can be combined with others'."""
+        return bool(predictions.isfinite().all())
+
     def predict(self, peer: Peer) -> Tensor:
         """What this client says of the public samples: its logits (U, C)."""
         return peer.predict_public(peer.model)
 
-    def infer(self, logits: Tensor, classes: int) -> Tensor:
-        """The classes (B,) that models with logits (K, B, outputs) name together: the mean of their probabilities."""
-        return mean_probability(logits, classes).argmax(1)
+    def answer_together(self, logits: Tensor, classes: int) -> Tensor:
+        """Scores (B, C) that models with logits (K, B, outputs) give together: the log of their mean probability."""
+        return mean_probability(logits, classes).log()
 
     def learn(self, peer: Peer) -> Notes:
         notes = self.improve(peer, peer.kept.get("teacher"))
+        losses = [value for name, value in notes.items() if name.endswith("loss") and isinstance(value, float)]
+        if not all(map(isfinite, losses)):
+            raise ArithmeticError("the loss is not finite: the model has diverged; lower training.learning_rate")
         with peer.timing("teachers"):
             predictions = self.predict(peer)
         model = snapshot.named(peer.model) if peer.is_last_round else {}
@@ -88,10 +96,18 @@ class PublicTeaching(Coordinated):
         predictions: dict[int, Tensor] = {}
         answers: dict[int, Tensor] = {}
         for arrival in peer.gather():
-            predictions[arrival.sender] = arrival.extras["predictions"].to(peer.device, copy=True)
+            said = arrival.extras["predictions"].to(peer.device, copy=True)
+            if not self.usable(said):
+                peer.refuse(arrival.sender, "its predictions are not finite")
+                continue
+            predictions[arrival.sender] = said
             if peer.is_last_round:
                 with peer.timing("evaluate"):
-                    answers[arrival.sender] = peer.predict_test(peer.teacher(arrival))
+                    logits = peer.predict_test(peer.teacher(arrival), features_as="client")
+                if logits.isfinite().all():
+                    answers[arrival.sender] = logits
+                else:
+                    peer.refuse(arrival.sender, "its model gives logits that are not finite")
         clients = sorted(predictions)  # peer order: sums do not depend on who was first
         if clients:
             with peer.timing("train"):
@@ -105,8 +121,10 @@ class PublicTeaching(Coordinated):
         if lesson.named is not None:  # the public samples' labels are kept for this diagnosis alone
             notes["teacher_accuracy"] = fraction_true(lesson.named == peer.public_labels)
         if answers:
-            logits, labels = torch.stack([answers[k] for k in clients]), peer.test_labels
-            notes["global_accuracy"] = fraction_true(self.infer(logits, peer.classes) == labels)
+            logits, labels = torch.stack([answers[k] for k in sorted(answers)]), peer.test_labels
+            scores = self.answer_together(logits, peer.classes)
+            notes["global_accuracy"] = fraction_true(scores.argmax(1) == labels)
+            peer.keep_features("together", scores.log_softmax(1))
             notes["plain_ensemble_accuracy"] = fraction_true(mean_probability(logits, peer.classes).argmax(1) == labels)
         return notes
 
