@@ -145,6 +145,16 @@ def test_order_of_peers_and_of_classes_means_nothing(logits: Tensor, seed: int) 
 
 
 @quick
+@given(swarms(), st.sampled_from([torch.float32, torch.float16]))
+def test_the_target_is_computed_in_float64(logits: Tensor, dtype: torch.dtype) -> None:
+    p = logits.softmax(2).to(dtype)
+    found, exact = fedcc.teach(p), fedcc.teach(p.double())
+    assert found.target.dtype == dtype
+    assert found.target.equal(exact.target.to(dtype))
+    assert found.weights.equal(exact.weights)
+
+
+@quick
 @given(swarms())
 def test_known_mass_counts_twice(logits: Tensor) -> None:
     p = logits.softmax(2)
