@@ -18,28 +18,26 @@ Accuracies = dict[int, tuple[float, float]]
 """By seed: global and local accuracy."""
 
 
-def run(folder: Path, method: str, seed: int, changes: list[str]) -> tuple[float, float]:
-    out = folder / f"{method}-{seed}"
-    summary = out / "summary.json"
-    choices = [f"method.name={method}", f"swarm.seed={seed}", *changes]
-    if not summary.exists():
-        options = [part for choice in choices for part in ("--set", choice)]
-        command = [*SWARM, "run", str(EXAMPLES / "crad-digits.toml"), "--quiet", "--out", str(out), *options]
+def run(file: Path, out: Path, changes: list[str]) -> tuple[float, float]:
+    """Global and local accuracy of a run of this file with these changes, made now if it is not there."""
+    if not (out / "summary.json").exists():
+        options = [part for change in changes for part in ("--set", change)]
+        command = [*SWARM, "run", str(file), "--quiet", "--out", str(out), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{method}, seed {seed}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    found = json.loads(summary.read_text())
+            sys.exit(f"{out}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    found = json.loads((out / "summary.json").read_text())
     if found["status"] != "complete":
         sys.exit(f"{out} holds a run that is {found['status']}: remove it, and start again")
-    if not is_of(out, choices):
+    if not is_of(file, out, changes):
         sys.exit(f"{out} holds a run with other settings: remove it, or name another folder")
     return found["global_accuracy"], found["local_accuracy"]
 
 
-def is_of(out: Path, choices: list[str]) -> bool:
-    """Whether a run folder is of this example with these choices."""
-    wanted, there = load(EXAMPLES / "crad-digits.toml", choices), load(out / "topology.toml")
-    sections = ("swarm", "graph", "data", "models", "training", "transport")
+def is_of(file: Path, out: Path, changes: list[str]) -> bool:
+    """Whether a run folder is of this file with these changes."""
+    wanted, there = load(file, changes), load(out / "topology.toml")
+    sections = ("swarm", "graph", "data", "models", "training", "transport", "peer")
     return (
         all(getattr(wanted, section) == getattr(there, section) for section in sections)
         and wanted.method.name == there.method.name
@@ -78,7 +76,14 @@ def main() -> None:
     chosen = parser.parse_args()
     print(describe())
     results = {
-        method: {seed: run(chosen.folder, method, seed, chosen.changes) for seed in chosen.seeds}
+        method: {
+            seed: run(
+                EXAMPLES / "crad-digits.toml",
+                chosen.folder / f"{method}-{seed}",
+                [f"method.name={method}", f"swarm.seed={seed}", *chosen.changes],
+            )
+            for seed in chosen.seeds
+        }
         for method in chosen.methods
     }
     print(table(results, chosen.seeds))

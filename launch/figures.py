@@ -109,7 +109,8 @@ def draw_accuracy(run: Run) -> "Figure | None":
     lost = {one["peer"] for one in summary["peers_lost"]}
     faint = 0.55 if len(by_peer) <= 20 else 0.2
     for number, (peer, points) in enumerate(sorted(by_peer.items())):
-        label = "global, each peer" if number == 0 else None
+        who = "global, each peer" if run.topology.coordinator is None else "each client"
+        label = who if number == 0 else None
         axes.plot(*zip(*sorted(points), strict=True), color=SKY, linewidth=0.7, alpha=faint, label=label)
         if peer in lost:
             first = not any(line.get_label() == "peer lost" for line in axes.lines)
@@ -118,9 +119,9 @@ def draw_accuracy(run: Run) -> "Figure | None":
     _plot_mean(axes, summary["local_accuracy_by_round"], "local, mean", ORANGE, "--")
     _plot_mean(axes, summary["validation_accuracy_by_round"], "validation, mean", GREEN, ":")
     if summary["global_accuracy_of"] == "coordinator":
-        _plot_mean(axes, summary["client_accuracy_by_round"], "global, clients' mean", SKY, "-", width=2.0)
-        _plot_mean(axes, teacher_accuracy(run), "teacher, public samples", PURPLE, "-.")
-        _plot_mean(axes, summary["global_accuracy_by_round"], "global, coordinator", BLUE, "-", width=2.4)
+        _plot_mean(axes, summary["client_accuracy_by_round"], "clients, mean", SKY, "-", width=2.0)
+        _plot_mean(axes, teacher_accuracy(run), "teacher, public", PURPLE, "-.")
+        _plot_mean(axes, summary["global_accuracy_by_round"], "coordinator", BLUE, "-", width=2.4)
     else:
         _plot_mean(axes, summary["global_accuracy_by_round"], "global, mean", BLUE, "-", width=2.4)
     if summary["selected_round"]:

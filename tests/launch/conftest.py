@@ -32,7 +32,9 @@ class RunFolder:
         self.clock += 0.01
         self.append(peer, json.dumps({"event": event, "t": round(self.clock, 3), **facts}) + "\n")
 
-    def start(self, peer: int, *, model: str = "mlp", rss_mb: float = 100.0) -> None:
+    def start(
+        self, peer: int, *, model: str = "mlp", rss_mb: float = 100.0, role: str = "client", evaluates: bool = False
+    ) -> None:
         self.write(
             peer,
             "started",
@@ -42,8 +44,8 @@ class RunFolder:
             threads=1,
             model=model,
             parameters=1234,
-            role="client",
-            evaluates=False,
+            role=role,
+            evaluates=evaluates,
             samples={"train": 80 + peer, "validation": 10, "test": 11},
             train_counts=[40, 40 + peer],
             rss_mb=rss_mb,
@@ -62,6 +64,8 @@ class RunFolder:
         overall: float | None = None,
         seconds: dict[str, float] | None = None,
         participates: bool = True,
+        method: dict[str, Any] | None = None,
+        evidence: dict[str, Any] | None = None,
     ) -> None:
         spent = seconds or {
             "statistics": 0.1,
@@ -85,7 +89,8 @@ class RunFolder:
             present=[],
             missing=[],
             snapshot="00ff",
-            method={},
+            method=method or {},
+            evidence=evidence or {},
         )
 
     def deliver(
