@@ -35,7 +35,8 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "device": plan.devices[peer],
                 "threads": plan.threads[peer],
                 "role": "coordinator" if peer == plan.coordinator else "client",
-                "message_bytes": [_message_bytes(plan, peer, round) for round in sorted({1, len(plan.rounds)})],
+                "message_bytes": _message_bytes(plan, peer, 1),
+                "last_message_bytes": _message_bytes(plan, peer, len(plan.rounds)),
                 "sends_to": sorted(plan.graph.successors(peer)),
                 "train": len(plan.shards[peer].train),
                 "validation": len(plan.shards[peer].validation),
@@ -63,7 +64,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         "threads",
         "parameters",
         "samples",
-        "message",
+        "message, B",
         "sends to",
         "memory",
     ):
@@ -77,20 +78,23 @@ def print_plan(plan: Plan, console: Console) -> None:
             str(peer["threads"]),
             f"{peer['parameters']:,}",
             f"{peer['train']} + {peer['validation']} + {peer['test']}",
-            ", then ".join(f"{size:,} B" for size in dict.fromkeys(peer["message_bytes"])),
+            _first_and_last(peer["message_bytes"], peer["last_message_bytes"]),
             to,
             f"{peer['predicted_memory_mb']:.0f} MB",
         )
-    table.caption = (
-        "samples: training + validation + test; message: payload bytes to one neighbor, in the first and last round"
-    )
+    table.caption = "samples: training + validation + test; message: payload to one neighbor"
     console.print(table)
+    by_round = facts["payload_bytes_by_round"]
     connected = "connected" if facts["connected"] else "NOT connected"
     console.print(
         f"{facts['peers']} peers, {facts['edges']} directed edges, {connected}, "
         f"spectral gap {facts['spectral_gap']:.4f}\n"
-        f"payload: {facts['payload_bytes_per_round']:,} bytes a round, {facts['payload_bytes_total']:,} bytes "
+        f"payload: {_first_and_last(by_round[0], by_round[-1])} bytes a round, {facts['payload_bytes_total']:,} bytes "
         f"({megabytes(facts['payload_bytes_total'])}) in {facts['rounds']} rounds\n"
         f"predicted memory: {facts['predicted_memory_mb']:,.0f} MB",
         highlight=False,
     )
+
+
+def _first_and_last(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}, at last {last:,}"

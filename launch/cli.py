@@ -14,6 +14,7 @@ from rich.console import Console
 
 from topology import TopologyError, load
 
+PAGE_WIDTH = 130  # of what goes to a file or a pipe, where no window narrows it
 EXIT_STATUS = {"complete": 0, "degraded": 3, "failed": 1}
 
 app = typer.Typer(
@@ -93,7 +94,8 @@ def check(
     if as_json:
         print(json.dumps(describe(plan)))
     else:
-        print_plan(plan, Console())
+        console = Console()
+        print_plan(plan, console if console.is_terminal else Console(width=PAGE_WIDTH))
 
 
 @app.command()
