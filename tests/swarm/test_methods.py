@@ -7,9 +7,12 @@ import socket
 import pytest
 
 import topology
-from peer.methods.registry import METHODS
+from peer.methods.registry import METHODS, find
 from peer.methods.weighting import WEIGHTINGS
 from topology import graphs
+
+PEER_TO_PEER = [name for name in METHODS if not find(name).coordinated and name != "ssl"]
+"""Those that a file without a coordinator and public samples can name; the others are in test_coordinator.py."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,7 @@ def test_every_weight_rule_can_be_chosen(reference, check, rule):
     assert check(reference.file, f"method.weighting={rule}")["payload_bytes_per_round"] > 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PEER_TO_PEER)
 def test_every_method_foretells_its_bytes(reference, check, name):
     parameters = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
     statistics = {"crad": 2 * 4 * 10, "agreement": 2 * 4 * 10}
