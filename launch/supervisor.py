@@ -243,9 +243,10 @@ class Supervisor:
                 case control.Ready(endpoint=endpoint):
                     peer.endpoint, peer.phase = endpoint, "ready"
                 case control.Progress() as progress:
-                    if progress.round != peer.round:
+                    round, _ = self._plan.place(progress.round)
+                    if round != peer.round:
                         peer.moved_at = peer.heard_at
-                    peer.round, peer.waiting_for = progress.round, progress.waiting_for
+                    peer.round, peer.waiting_for = round, progress.waiting_for
                     peer.payload, peer.stream = progress.payload, progress.stream
                 case control.Round(facts=facts):
                     peer.moved_at = peer.heard_at

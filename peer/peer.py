@@ -50,7 +50,7 @@ class Peer:
     """The peer of one process. Rounds count from 1."""
 
     def __init__(self, id: int, plan: Plan, node: Node, journal: Journal) -> None:
-        self.id, self.round = id, 0
+        self.id, self.round, self.exchange = id, 0, 1
         self.plan, self.node, self.journal = plan, node, journal
         self.topology, self.data, self.shard = plan.topology, plan.data, plan.shards[id]
         self.classes = plan.data.classes
@@ -74,7 +74,15 @@ class Peer:
         self.seconds = dict.fromkeys(("statistics", "send", "teachers", "train", "evaluate", "wait"), 0.0)
         self.present, self.missing, self.evidence = [], [], {}
         self.node.waited_s = 0.0
-        self.node.enter(round)
+        self._enter(1)
+
+    def begin_exchange(self) -> None:
+        """Go on to the round's next exchange of messages."""
+        self._enter(self.exchange + 1)
+
+    def _enter(self, exchange: int) -> None:
+        self.exchange = exchange
+        self.node.enter(self.plan.number(self.round, exchange))
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -111,27 +119,27 @@ class Peer:
 
     @property
     def receivers(self) -> tuple[int, ...]:
-        """The neighbors that get a message of this peer in this round."""
-        return self.plan.receivers(self.id, self.round)
+        """The neighbors that get a message of this peer in this exchange."""
+        return self.plan.receivers(self.id, self.round, self.exchange)
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """The neighbors of which this peer gets a message in this round."""
-        return self.plan.senders(self.id, self.round)
+        """The neighbors of which this peer gets a message in this exchange."""
+        return self.plan.senders(self.id, self.round, self.exchange)
 
     def share(self, **extras: Tensor) -> None:
         """Offer this model's snapshot, and what belongs to it, to the neighbors of this round."""
         self.send(dict.fromkeys(self.receivers, snapshot.named(self.model) | extras))
 
     def send(self, messages: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Offer each neighbor its tensors, which its message's layout names; once a round."""
+        """Offer each neighbor its tensors, which its message's layout names; once an exchange."""
         if not messages:
             return
         with self.timing("send"):
             sealed: dict[tuple[int, int], Snapshot] = {}
             snapshots = {}
             for receiver, tensors in messages.items():
-                layout = self.plan.message(self.id, receiver, self.round)
+                layout = self.plan.message(self.id, receiver, self.round, self.exchange)
                 key = (id(tensors), layout.hash)  # what several get is packed and checksummed once
                 if key not in sealed:
                     block = layout.pack(snapshot.to_wire(tensors, layout))
@@ -245,7 +253,7 @@ class Peer:
         """
         validation = accuracy(*self.validation())
         with self.timing("evaluate"):
-            local = accuracy(*count_by_class(self.model, self._of_shard(self.shard.test), self.classes))
+            local = accuracy(*count_by_class(self.model, self._own_test(), self.classes))
             if not globally:
                 return Accuracies(validation, local)
             logits, labels = self.predict_test(self.model), self.test_labels
@@ -259,6 +267,11 @@ class Peer:
         spec, seed = self.plan.facts[peer].spec, self.topology.swarm.seed
         start = 0 if self.plan.method.common_start else peer
         return models.build(spec, self.data.shape, self.plan.outputs, seed, start)
+
+    def _own_test(self) -> Iterator[Batch]:
+        if self.topology.data.test == "dealt":
+            return self._on_device(evaluation_batches(self.data, "test", self.shard.own_of_common_test))
+        return self._of_shard(self.shard.test)
 
     def _of_shard(self, indices: Indices) -> Iterator[Batch]:
         return self._on_device(evaluation_batches(self.data, "train", indices))

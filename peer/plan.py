@@ -5,7 +5,7 @@ The plan is made once and inherited by every peer's process through the fork, da
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from peer import models
 from peer.data import sets
-from peer.data.partition import Indices, partition, public_split
+from peer.data.partition import Indices, deal_alike, partition, public_split
 from peer.data.shard import Shard, split_shard
 from peer.devices import assign_devices
 from peer.methods.base import Method
@@ -92,31 +92,45 @@ class Plan:
         """How many outputs a model has: the classes, and one more where the method may answer "unknown"."""
         return self.data.classes + self.method.unknown_class
 
-    def message(self, sender: int, receiver: int, round: int) -> Layout:
-        """What travels along an edge in a round."""
-        return self.method.message(self, sender, receiver, round)
+    def message(self, sender: int, receiver: int, round: int, exchange: int = 1) -> Layout:
+        """What travels along an edge in an exchange of a round, both counted from 1."""
+        return self.method.message(self, sender, receiver, round, exchange)
 
-    def receivers(self, peer: int, round: int) -> tuple[int, ...]:
-        """The neighbors that get a message of this peer in a round."""
+    def participants(self, round: int) -> tuple[int, ...]:
+        """The peers that send or get anything in a round."""
+        return tuple(self.peers) if self.method.everybody_listens else self.topology.participants(round)
+
+    def receivers(self, peer: int, round: int, exchange: int = 1) -> tuple[int, ...]:
+        """The neighbors that get a message of this peer in an exchange."""
         near = self._partners(peer, round, self.graph.successors(peer))
-        return tuple(j for j in near if self.message(peer, j, round).bytes > 0)
+        return tuple(j for j in near if self.message(peer, j, round, exchange).bytes > 0)
 
-    def senders(self, peer: int, round: int) -> tuple[int, ...]:
-        """The neighbors of which this peer gets a message in a round."""
+    def senders(self, peer: int, round: int, exchange: int = 1) -> tuple[int, ...]:
+        """The neighbors of which this peer gets a message in an exchange."""
         near = self._partners(peer, round, self.graph.predecessors(peer))
-        return tuple(j for j in near if self.message(j, peer, round).bytes > 0)
+        return tuple(j for j in near if self.message(j, peer, round, exchange).bytes > 0)
 
     def _partners(self, peer: int, round: int, neighbors: Iterable[int]) -> list[int]:
-        chosen = set(self.topology.participants(round))
+        chosen = set(self.participants(round))
         return sorted(chosen.intersection(neighbors)) if peer in chosen else []
 
     def payload(self, round: int) -> int:
-        """Exact payload bytes of a round, over all edges."""
+        """Exact payload bytes of a round, over all edges and exchanges."""
         return sum(
-            self.message(peer, receiver, round).bytes
-            for peer in self.topology.participants(round)
-            for receiver in self.receivers(peer, round)
+            self.message(peer, receiver, round, exchange).bytes
+            for exchange in range(1, self.method.exchanges + 1)
+            for peer in self.participants(round)
+            for receiver in self.receivers(peer, round, exchange)
         )
+
+    def number(self, round: int, exchange: int) -> int:
+        """An exchange as the transport counts it, all exchanges of a run in one row."""
+        return (round - 1) * self.method.exchanges + exchange
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The inverse of `number`: round and exchange."""
+        rounds, exchange = divmod(number - 1, self.method.exchanges)
+        return rounds + 1, exchange + 1
 
     def deadline_s(self, peer: int) -> float:
         """How long a peer waits for a neighbor that is in its round.
@@ -134,10 +148,11 @@ class Plan:
         """An estimate of a peer's own memory: process, training state, messages in flight, teachers."""
         own = self.facts[peer]
         states = 4 if self.topology.training.optimizer == "adam" else 3
-        rounds = (1, self.topology.swarm.rounds)
-        senders = sorted({j for round in rounds for j in self.senders(peer, round)})
+        last = self.method.exchanges
+        ends = [(1, 1), (1, last), (self.topology.swarm.rounds, 1), (self.topology.swarm.rounds, last)]
+        senders = sorted({j for end in ends for j in self.senders(peer, *end)})
         teachers = {self.facts[j].label: self.facts[j] for j in senders}
-        sizes = [self.message(j, peer, round).bytes for j in senders for round in rounds]
+        sizes = [self.message(j, peer, *end).bytes for j in senders for end in ends]
         in_flight = self.topology.transport.concurrent * max(sizes, default=0)
         batch = self.topology.training.batch_size * own.activation_bytes
         bytes_ = (
@@ -177,6 +192,11 @@ def make_plan(topology: Topology) -> Plan:
     shards = [Shard(nothing, nothing, nothing) for _ in peers]
     for peer, part in zip(topology.clients, parts, strict=True):
         shards[peer] = split_shard(data.y_train, private[part], stream(seed, "split", peer), held_out)
+    if topology.data.test == "dealt":
+        held = np.stack([np.bincount(data.y_train[private[part]], minlength=data.classes) for part in parts], axis=1)
+        dealt = deal_alike(data.y_test, held, stream(seed, "test partition"))
+        for peer, part in zip(topology.clients, dealt, strict=True):
+            shards[peer] = replace(shards[peer], own_of_common_test=part)
     specs = [topology.model_of(i) for i in peers]
     known = {label(spec): spec for spec in specs}
     facts = {key: _facts(spec, data, method, topology.transport.dtype) for key, spec in known.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -22,6 +23,7 @@ from peer.methods.base import Accuracies
 from peer.peer import CoordinatorLost, Peer
 from peer.plan import Plan
 from transport import control
+from transport.layout import Layout
 from transport.loop import Loop
 from transport.messages import Identity
 from transport.node import Node, Stopped
@@ -76,7 +78,7 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
             labels = peer.test_labels
             peer.features["labels"] = labels[balanced(labels, peer.classes)]
             snapshot.save_tensors(folder / "features.safetensors", peer.features)
-        node.enter(len(plan.rounds) + 1)
+        node.enter(plan.number(len(plan.rounds) + 1, 1))
         node.drain()
         node.report(control.Done())
         node.await_order(control.Settle, ORDER_TIMEOUT_S + plan.topology.swarm.round_deadline_s)
@@ -114,7 +116,7 @@ def _redirect_output(log: Path) -> None:
 
 def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
     topology = plan.topology
-    layouts = {j: partial(plan.message, j, id) for j in plan.graph.predecessors(id)}
+    layouts = {j: partial(_layout, plan, j, id) for j in plan.graph.predecessors(id)}
     protocol = Protocol(
         time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, plan.deadline_s(id)
     )
@@ -126,14 +128,24 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
         host = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
         bind = f"tcp://{host}:{port or '*'}"
     identity = Identity(id, incarnation, run.id)
-    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, journal.write))
+    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, partial(_record, journal, plan)))
+
+
+def _layout(plan: Plan, sender: int, receiver: int, number: int) -> Layout:
+    return plan.message(sender, receiver, *plan.place(number))
+
+
+def _record(journal: Journal, plan: Plan, event: str, facts: dict[str, Any]) -> None:
+    """The journal counts rounds and not the transport's exchanges."""
+    counted = facts | {"round": plan.place(facts["round"])[0]} if "round" in facts else facts
+    journal.write(event, counted)
 
 
 def _run_round(peer: Peer, run: Run, round: int) -> None:
     began = time.monotonic()
     peer.begin(round)
     method = peer.plan.method
-    takes_part = peer.id in peer.topology.participants(round) and (method.coordinated or not peer.is_coordinator)
+    takes_part = peer.id in peer.plan.participants(round) and (method.coordinated or not peer.is_coordinator)
     notes: dict[str, object] = {}
     accuracies = Accuracies()
     if takes_part:
@@ -153,8 +165,8 @@ def _run_round(peer: Peer, run: Run, round: int) -> None:
         "global_accuracy": notes.pop("global_accuracy", accuracies.world),
         "seconds": {name: round_(seconds) for name, seconds in peer.seconds.items()}
         | {"total": round_(time.monotonic() - began)},
-        "present": sorted(peer.present),
-        "missing": sorted(peer.missing),
+        "present": sorted(set(peer.present)),
+        "missing": sorted(set(peer.missing)),
         "snapshot": digest,
         "method": notes,
         "evidence": peer.evidence,

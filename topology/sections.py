@@ -203,12 +203,13 @@ class DataSection(Section):
 
     name: Name = "digits"
     root: str = ""
-    partition: Literal["dirichlet", "pathological", "quantity", "iid"] = "dirichlet"
+    partition: Literal["dirichlet", "dirichlet-capped", "pathological", "quantity", "iid"] = "dirichlet"
     alpha: float = Field(0.3, gt=0)
     classes_per_peer: Count = 2
     min_samples: Count = 10
     public: float = Field(0.0, ge=0, lt=1)
     held_out: float = Field(0.2, ge=0, lt=1)
+    test: Literal["common", "dealt"] = "common"
     augment: Literal["auto", "none", "flip", "crop-flip"] = "auto"
 
 

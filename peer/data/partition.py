@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from topology.errors import TopologyError
 
 Indices = NDArray[np.int64]
-Kind = Literal["dirichlet", "pathological", "quantity", "iid"]
+Kind = Literal["dirichlet", "dirichlet-capped", "pathological", "quantity", "iid"]
 DRAWS = 1000
 
 
@@ -37,8 +37,9 @@ def partition(
             "a peer. Use fewer peers or a larger data set (data.name)."
         )
     minimum = max(1, min_samples)
-    if kind == "dirichlet":
-        shards = dirichlet(labels, peers, classes, rng, alpha=alpha, min_samples=minimum)
+    if kind in ("dirichlet", "dirichlet-capped"):
+        capped = kind == "dirichlet-capped"
+        shards = dirichlet(labels, peers, classes, rng, alpha=alpha, min_samples=minimum, capped=capped)
     elif kind == "pathological":
         shards = pathological(labels, peers, classes, rng, classes_per_peer=classes_per_peer)
     elif kind == "quantity":
@@ -79,16 +80,24 @@ def dirichlet(
     *,
     alpha: float,
     min_samples: int,
+    capped: bool = False,
 ) -> list[Indices]:
     """Split each class in proportions drawn from a symmetric Dirichlet(alpha) over the peers.
 
     The whole draw is repeated until every peer has `min_samples`; moving samples from full peers
-    would change the distribution.
+    would change the distribution. `capped`, as CoPL's code has it: class by class, a peer that already holds its
+    equal share of all samples gets none of the next, unless all do.
     """
     counts = np.bincount(labels, minlength=classes)
 
     def draw() -> NDArray[np.int64]:
         proportions = rng.dirichlet(np.full(peers, alpha), size=classes)
+        if capped:
+            held = np.zeros(peers)
+            for label, drawn in enumerate(proportions):
+                open_to = np.where(held < len(labels) / peers, drawn, 0.0)
+                proportions[label] = open_to / open_to.sum() if open_to.sum() > 0 else drawn
+                held += proportions[label] * counts[label]
         cuts = np.floor(np.cumsum(proportions, axis=1) * counts[:, None]).astype(np.int64)
         cuts[:, -1] = counts  # the last peer takes what rounding left
         return np.diff(cuts, axis=1, prepend=0)
@@ -203,11 +212,20 @@ def _too_small(described: str, peers: int, samples: int, min_samples: int, small
     )
 
 
+def deal_alike(labels: NDArray[np.integer[Any]], held: NDArray[np.int64], rng: Generator) -> list[Indices]:
+    """Deal samples so that each class goes to the peers in the proportions of `held` (classes, peers), say of test
+    images after the training images were dealt. Nobody gets what nobody holds."""
+    counts = np.bincount(labels, minlength=len(held))
+    shares = np.cumsum(held, axis=1) / np.maximum(held.sum(axis=1, keepdims=True), 1)
+    cuts = np.floor(shares * counts[:, None] + 1e-9).astype(np.int64)
+    return _deal(labels, np.diff(cuts, axis=1, prepend=0), rng)
+
+
 def _deal(labels: NDArray[np.integer[Any]], sizes: NDArray[np.int64], rng: Generator) -> list[Indices]:
     """Hand out each class, shuffled, in pieces of `sizes` (classes, peers)."""
     hands: list[list[Indices]] = [[] for _ in range(sizes.shape[1])]
     for label, pieces in enumerate(sizes):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
-        for hand, piece in zip(hands, np.split(shuffled, np.cumsum(pieces)[:-1]), strict=True):
+        for hand, piece in zip(hands, np.split(shuffled[: pieces.sum()], np.cumsum(pieces)[:-1]), strict=True):
             hand.append(piece)
     return [np.sort(np.concatenate(hand)) for hand in hands]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +21,12 @@ CROP_PAD = 4
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Indices into a data set's training arrays."""
+    """Indices into a data set's training arrays, and, where the test set is dealt too, into its test arrays."""
 
     train: Indices
     validation: Indices
     test: Indices
+    own_of_common_test: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def split_shard(labels: NDArray[np.integer[Any]], indices: Indices, rng: Generator, held_out: float = 0.2) -> Shard:

@@ -52,6 +52,12 @@ class Method(ABC):
     coordinator_evaluates: ClassVar[bool] = False
     """Whether what the method is judged by is measured at the coordinator, and not the mean of its clients."""
 
+    exchanges: ClassVar[int] = 1
+    """How many times in a round messages may go up and come back."""
+
+    everybody_listens: ClassVar[bool] = False
+    """Whether clients that are not drawn for a round take part in it all the same, to listen and to be measured."""
+
     unknown_class: ClassVar[bool] = False
     """Whether models have one output more than there are classes, the last, for samples of none that is known."""
 
@@ -66,8 +72,8 @@ class Method(ABC):
         """What one message to a neighbor carries; nothing when the method exchanges nothing."""
         return snapshot.fields(model, dtype)
 
-    def message(self, plan: Plan, sender: int, receiver: int, round: int) -> Layout:
-        """What travels along one edge in one round, for methods where that is not the same for all of a sender's."""
+    def message(self, plan: Plan, sender: int, receiver: int, round: int, exchange: int) -> Layout:
+        """What travels along one edge in an exchange, for methods where that is not the same for all of a sender's."""
         return plan.facts[sender].message
 
     @abstractmethod

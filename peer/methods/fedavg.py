@@ -34,7 +34,7 @@ class ModelExchange(Coordinated):
 
     common_start = True
 
-    def message(self, plan: Plan, sender: int, receiver: int, round: int) -> Layout:
+    def message(self, plan: Plan, sender: int, receiver: int, round: int, exchange: int) -> Layout:
         client = receiver if sender == plan.coordinator else sender
         return plan.facts[client].message
 

@@ -40,7 +40,7 @@ class PublicTeaching(Coordinated):
                 "and bfloat16 is coarser than that. Choose 'float32' or 'float16'"
             )
 
-    def message(self, plan: Plan, sender: int, receiver: int, round: int) -> Layout:
+    def message(self, plan: Plan, sender: int, receiver: int, round: int, exchange: int) -> Layout:
         last = round == plan.topology.swarm.rounds
         samples, dtype = len(plan.public), plan.topology.transport.dtype
         if sender == plan.coordinator:  # nobody would learn from the last round's teacher

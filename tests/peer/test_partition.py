@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from peer.data import partition as rules
-from peer.data.partition import Indices, Kind, assign_classes, dirichlet, partition, pathological, public_split
+from peer.data.partition import (
+    Indices,
+    Kind,
+    assign_classes,
+    deal_alike,
+    dirichlet,
+    partition,
+    pathological,
+    public_split,
+)
 from topology.errors import TopologyError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fedcc_golden.json"
-KINDS: tuple[Kind, ...] = ("dirichlet", "pathological", "quantity", "iid")
+KINDS: tuple[Kind, ...] = ("dirichlet", "dirichlet-capped", "pathological", "quantity", "iid")
 
 
 def balanced(classes: int, each: int) -> NDArray[np.int64]:
@@ -235,3 +244,33 @@ def test_public_samples_are_drawn_uniformly_and_not_by_class() -> None:
 def test_an_empty_side_of_the_public_split_is_refused(fraction: float) -> None:
     with pytest.raises(TopologyError, match=rf"public share of {fraction} of 100 training samples makes"):
         public_split(100, fraction, np.random.default_rng(0))
+
+
+def test_a_capped_peer_gets_no_more_classes() -> None:
+    """Once a peer holds its equal share it gets none of the next class, so shards are more even than without."""
+    labels = np.repeat(np.arange(10), 200)
+    largest = {}
+    for kind in ("dirichlet", "dirichlet-capped"):
+        sizes = []
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            parts = partition(labels, 5, 10, kind, rng, alpha=0.1, classes_per_peer=2, min_samples=1)
+            assert sorted(np.concatenate(parts).tolist()) == list(range(2000))
+            held = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+            if kind == "dirichlet-capped":
+                before = np.cumsum(held, axis=1) - held
+                # Rounding of the cuts moves a sample or two, never a share.
+                full = before >= 400 + 10
+                assert held[full].sum() <= 2 * full.sum()
+            sizes.append(max(len(part) for part in parts))
+        largest[kind] = np.mean(sizes)
+    assert largest["dirichlet-capped"] < largest["dirichlet"]
+
+
+def test_test_samples_are_dealt_in_the_proportions_of_what_is_held() -> None:
+    held = np.array([[30, 10, 0], [0, 0, 7], [0, 0, 0]])
+    labels = np.repeat([0, 1, 2], [40, 5, 3])
+    parts = deal_alike(labels, held, np.random.default_rng(0))
+    assert [np.bincount(labels[part], minlength=3).tolist() for part in parts] == [[30, 0, 0], [10, 0, 0], [0, 5, 0]]
+    again = deal_alike(labels, held, np.random.default_rng(0))
+    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
