@@ -243,7 +243,7 @@ def load(folder: str | Path) -> FrozenClip:
     """
     folder = Path(folder).expanduser()
     _check_folder(folder)
-    transformers = _transformers()
+    transformers = import_transformers()
     try:
         model, found = transformers.CLIPModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         if missing := sorted(found["missing_keys"]):
@@ -268,7 +268,8 @@ class BytePairs:
         return ids
 
 
-def _transformers() -> Any:
+def import_transformers() -> Any:
+    """The package, imported here and not with this module; raises `TopologyError` saying how to install it."""
     try:
         import transformers
     except ImportError as error:
