@@ -1,0 +1,149 @@
+"""Guarantees FedBST's two additions to CoPL: ambiguous samples are kept from confidence, and prototypes help the text.
+
+FedBST (arXiv 2610.30634) trains prompts of a frozen CLIP on images without labels. Which images get one is
+CoPL's matter. A dual filter finds those that are ambiguous, and a loss on them (UACP) keeps their confidence
+down. At prediction, visual prototypes of what a client reliably knows join the text. Where the paper is silent
+the reading is ours, and an argument.
+
+Shapes: n samples of one client, C classes, d features.
+    p (n, C)  probabilities of all samples of a client, from one and the same model
+Choices and prototypes are computed in float64; losses are differentiable, in float32 or float64 as the logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.methods.copl import allocate as allocate
+from peer.methods.copl import checked, entropy
+from peer.methods.copl import reliable_set as reliable_set
+from peer.methods.copl import select as select
+from peer.methods.distillation import check_choice, soften
+
+SLACK = 1e-6  # the dual filter's bounds are inclusive, also for probabilities that were rounded to float32
+NORM_MINIMUM = 1e-12  # shorter sums of unit features point nowhere: they have cancelled
+
+INTERVALS = ("halfwidth", "threshold")
+SIDES = ("above", "below")
+UNITS = ("normalized", "nats")
+SOURCES = ("reliable", "selected")
+
+
+# UACP: which samples are ambiguous, and the loss
+
+
+def dual_filter(
+    p: Tensor,
+    *,
+    tau_con: float = 0.2,
+    tau_ent: float = 0.5,
+    interval: str = "halfwidth",
+    entropy_side: str = "above",
+    entropy_unit: str = "normalized",
+) -> Tensor:
+    """Which samples (n,) bool are ambiguous: of middling confidence, and uncertain. Bounds belong to it.
+
+    `interval`: "halfwidth", |confidence - 1/2| <= tau_con; "threshold", tau_con <= confidence <= 1 - tau_con.
+    The entropy, divided by ln C unless `entropy_unit` is "nats", is "above" or "below" tau_ent.
+    Those that were selected are to be taken out: see `remaining`.
+    """
+    check_choice("interval", interval, INTERVALS)
+    check_choice("entropy_side", entropy_side, SIDES)
+    check_choice("entropy_unit", entropy_unit, UNITS)
+    p = checked(p)
+    half = tau_con if interval == "halfwidth" else 0.5 - tau_con
+    middling = (p.amax(1) - 0.5).abs() <= half + SLACK
+    uncertainty = entropy(p)
+    if entropy_unit == "normalized":
+        uncertainty = uncertainty / (math.log(p.shape[1]) or 1.0)  # of one class it is 0 already
+    excess = uncertainty - tau_ent if entropy_side == "above" else tau_ent - uncertainty
+    return middling & (excess >= -SLACK)
+
+
+def uacp(logits: Tensor) -> Tensor:
+    """Mean over the ambiguous samples of their highest probability, a scalar; 0, with gradient, when m = 0.
+
+    Of the logits (m, C) one carries a positive gradient in each row, the first of the highest.
+    """
+    return soften(logits, 1).max(1).values.sum() / max(len(logits), 1)
+
+
+def objective(logits: Tensor, labels: Tensor, ambiguous_logits: Tensor, *, weight: float = 0.001) -> Tensor:
+    """L = CE(logits (B, C), labels (B,)) + weight * UACP(ambiguous_logits (m, C)), a scalar in nats.
+
+    Raises ValueError without a labelled sample: UACP alone would drive a client to the uniform distribution.
+    """
+    if len(labels) == 0:
+        raise ValueError("there is no labelled sample: a client that selected none does not train")
+    return F.cross_entropy(logits, labels) + weight * uacp(ambiguous_logits)
+
+
+def ambiguous_batch(order: Tensor, step: int, size: int) -> Tensor:
+    """The ambiguous samples of a round's training step 0, 1, ...: min(size, m) of the shuffled `order` (m,), on and on.
+
+    One such batch goes with each labelled batch; at the end of the list it wraps round.
+    """
+    size = min(size, len(order))
+    return order[(step * size + torch.arange(size, device=order.device)) % max(len(order), 1)]
+
+
+# Prototypes and prediction
+
+
+def prototype_samples(
+    p: Tensor, selected: Tensor, labels: Tensor, *, source: str = "reliable"
+) -> tuple[Tensor, Tensor]:
+    """The samples that make a client's prototypes, and their classes, int64 each.
+
+    The reliable set under the current `p` with its predictions; the `selected` with their `labels` where
+    nothing is reliable, or for `source="selected"`.
+    """
+    check_choice("source", source, SOURCES)
+    chosen = reliable_set(p).nonzero()[:, 0]
+    return (selected, labels) if source == "selected" or len(chosen) == 0 else (chosen, p[chosen].argmax(1))
+
+
+def prototypes(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Unit length mean direction (C, d) of each class's features (n, d), and which classes (C,) bool have one.
+
+    v_c = sum of x / |x| over the class, divided by its length. A class has none, and a row of zeros, without
+    samples and where they cancel.
+    """
+    total = _class_sums(F.normalize(features.double(), dim=1), labels, classes)
+    length = total.norm(dim=1)
+    mask = length > NORM_MINIMUM
+    return (total / length.where(mask, 1)[:, None] * mask[:, None]).to(features.dtype), mask
+
+
+def ensemble(
+    features: Tensor,
+    text: Tensor,
+    prototypes: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    alpha: float = 0.8,
+    vis_scale: float | None = None,
+) -> Tensor:
+    """Class probabilities (n, C): alpha softmax(s z . t) + (1 - alpha) softmax over the masked of s z . v.
+
+    `features` (n, d) and `text` (C, d) are brought to unit length first, as z and t; `prototypes` v (C, d) have it
+    already, and `scale` s is CLIP's. Classes without a prototype get 0 in the second part; without any
+    prototype the first is the answer. Raises ValueError for an alpha outside 0..1.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is {alpha}; it must lie in 0..1")
+    features, text = F.normalize(features, dim=1), F.normalize(text, dim=1)
+    spoken = soften(scale * features @ text.T, 1)
+    if not mask.any():
+        return spoken
+    seen = (scale if vis_scale is None else vis_scale) * features @ prototypes.T
+    return alpha * spoken + (1 - alpha) * soften(seen.masked_fill(~mask, -torch.inf), 1)
+
+
+def _class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    return features.new_zeros(classes, features.shape[1]).index_add(0, labels, features)
