@@ -120,6 +120,17 @@ def compare(folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …",
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
+@app.command(name="pretrain-clip")
+def pretrain_clip(
+    recipe: Annotated[str, typer.Argument(help="digits (half a minute) or fashion-mnist (a few minutes).")],
+) -> None:
+    """Train the small CLIP of a recipe, on images that no peer ever gets, and keep it for the model tiny-clip."""
+    with _wrong_input_ends_with_2():
+        from launch.pretrain import pretrain
+
+        pretrain(recipe, Console())
+
+
 @app.command()
 def methods() -> None:
     """List the methods, one line each."""

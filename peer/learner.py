@@ -29,7 +29,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, training: TrainingSection, rate: float) -> None:
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._training, self._rate = training, rate
+        self._training, self.rate = training, rate
         self._momentum: list[Tensor | None] = [None for _ in self._parameters]
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters] if self._is_adam else []
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters] if self._is_adam else []
@@ -57,7 +57,7 @@ class Optimizer:
                     amsgrad=False,
                     beta1=0.9,
                     beta2=0.999,
-                    lr=self._rate,
+                    lr=self.rate,
                     weight_decay=self._training.weight_decay,
                     eps=1e-8,
                     maximize=False,
@@ -71,7 +71,7 @@ class Optimizer:
                     momentum,
                     weight_decay=self._training.weight_decay,
                     momentum=self._training.momentum,
-                    lr=self._rate,
+                    lr=self.rate,
                     dampening=0.0,
                     nesterov=False,
                     maximize=False,

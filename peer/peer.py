@@ -22,6 +22,7 @@ from peer.features import balanced, watch
 from peer.journal import Journal
 from peer.learner import Batch, Optimizer, accuracy, class_statistics, count_by_class, fraction_true, learning_rate
 from peer.methods.base import Accuracies
+from peer.models.clip import Images
 from peer.plan import Plan
 from peer.unknown import evidence, prior_accuracy
 from transport.layout import Snapshot, seal
@@ -62,6 +63,7 @@ class Peer:
         self.missing: list[int] = []
         self.evidence: Mapping[str, object] = {}
         self.features: dict[str, Tensor] = {}
+        self.images: dict[str, Images] = {}
         self.kept: dict[str, Tensor] = {}
         """What the method keeps from one round to the next, beside the model."""
         self._teachers: dict[str, nn.Module] = {}
@@ -266,7 +268,7 @@ class Peer:
     def _build(self, peer: int) -> nn.Module:
         spec, seed = self.plan.facts[peer].spec, self.topology.swarm.seed
         start = 0 if self.plan.method.common_start else peer
-        return models.build(spec, self.data.shape, self.plan.outputs, seed, start)
+        return models.build(spec, self.data.shape, self.plan.outputs, seed, start, self.data.class_names)
 
     def _own_test(self) -> Iterator[Batch]:
         if self.topology.data.test == "dealt":

@@ -234,23 +234,23 @@ def _public(topology: Topology, data: sets.DataSet) -> tuple[Indices, Indices]:
 
 def _absolute(name: str, root: str) -> dict[str, str]:
     """Where the data lies, from wherever the resolved file is run again."""
-    kind, colon, path = name.partition(":")
+    kind, _, path = name.partition(":")
     return {
-        "name": f"{kind}:{Path(path).expanduser().absolute()}" if colon else name,
+        "name": f"npz:{Path(path).expanduser().absolute()}" if kind == "npz" else name,
         "root": str(Path(root).expanduser().absolute()) if root else "",
     }
 
 
 def _facts(spec: ModelSpec, data: sets.DataSet, method: Method, dtype: str) -> ModelFacts:
     outputs = data.classes + method.unknown_class
-    model = models.describe(spec, data.shape, outputs)
+    model = models.describe(spec, data.shape, outputs, data.class_names)
     kept = weights(model)
     return ModelFacts(
         spec,
         sum(parameter.numel() for parameter in model.parameters()),
         sum(4 * tensor.numel() for tensor in kept.values()),
         Layout(method.fields(model, data.classes, dtype)),
-        _activation_bytes(models.build(spec, data.shape, outputs, 0, 0), data.shape),
+        _activation_bytes(models.build(spec, data.shape, outputs, 0, 0, data.class_names), data.shape),
     )
 
 

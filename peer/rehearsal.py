@@ -20,7 +20,7 @@ def rehearse(plan: Plan) -> None:
     if any(device != "cpu" for device in plan.devices):
         return
     smallest = min(plan.facts, key=lambda facts: facts.parameters)
-    model = models.build(smallest.spec, plan.data.shape, plan.outputs, seed=0, peer=0)
+    model = models.build(smallest.spec, plan.data.shape, plan.outputs, 0, 0, plan.data.class_names)
     optimizer = Optimizer(model, plan.topology.training, rate=0.0)
     samples = plan.shards[plan.clients[0]].train
     for _ in range(2):

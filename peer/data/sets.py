@@ -92,10 +92,14 @@ def load(name: str, root: str = "") -> DataSet:
     """Load a data set, looking for its files in `root`, else in the folder that DISTILL_SWARM_DATA names."""
     if name.startswith("npz:"):
         return _load_npz(name, Path(root).expanduser() / Path(name.removeprefix("npz:")).expanduser())
+    if name.startswith("shifted:"):
+        from peer.data import shifted  # it knows the recipes of models, which know data sets
+
+        return shifted.load(name.removeprefix("shifted:"), root)
     if name not in _LOADERS:
         raise TopologyError(
             f"data.name = {name!r}: there is no such data set.{suggestion(name, _LOADERS)} "
-            f"There are {', '.join(_LOADERS)} and npz:PATH."
+            f"There are {', '.join(_LOADERS)}, npz:PATH and shifted:RECIPE."
         )
     return _LOADERS[name](name, root)
 

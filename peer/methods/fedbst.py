@@ -13,16 +13,25 @@ Choices and prototypes are computed in float64; losses are differentiable, in fl
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from peer.methods.base import Accuracies
 from peer.methods.copl import allocate as allocate
-from peer.methods.copl import checked, entropy
+from peer.methods.copl import checked, entropy, remaining
 from peer.methods.copl import reliable_set as reliable_set
 from peer.methods.copl import select as select
 from peer.methods.distillation import check_choice, soften
+from peer.methods.prompts import PromptLearning, PromptSettings, prompted
+from peer.models import clip
+from topology.seeds import stream
+
+if TYPE_CHECKING:
+    from peer.peer import Peer
 
 SLACK = 1e-6  # the dual filter's bounds are inclusive, also for probabilities that were rounded to float32
 NORM_MINIMUM = 1e-12  # shorter sums of unit features point nowhere: they have cancelled
@@ -147,3 +156,97 @@ def ensemble(
 
 def _class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     return features.new_zeros(classes, features.shape[1]).index_add(0, labels, features)
+
+
+class FedBstSettings(PromptSettings):
+    """The keys of FedBST; what its paper leaves open among them."""
+
+    uacp_weight: Annotated[float, Field(ge=0)] = 0.001  # lambda
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.8  # of the text stream
+    tau_con: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    tau_ent: Annotated[float, Field(ge=0)] = 0.5
+    interval: Literal["halfwidth", "threshold"] = "halfwidth"
+    entropy_side: Literal["above", "below"] = "above"
+    entropy_unit: Literal["normalized", "nats"] = "normalized"
+    prototypes: Literal["reliable", "selected"] = "reliable"
+    vis_scale: Annotated[float, Field(gt=0)] | None = None  # of the visual stream; CLIP's own where it is not given
+
+
+class FedBst(PromptLearning):
+    """CoPL's labels, both prompts trained, the visual one shared, and FedBST's two additions."""
+
+    summary = "unlabelled clients learn prompts of a frozen CLIP: agreed labels, ambiguous samples, prototypes (FedBST)"
+    settings_type: ClassVar[type[FedBstSettings]] = FedBstSettings
+    settings: FedBstSettings
+
+    def label(self, peer: Peer, p: Tensor) -> dict[str, float]:
+        how, notes = self.settings, super().label(peer, p)
+        filtered = dual_filter(
+            p,
+            tau_con=how.tau_con,
+            tau_ent=how.tau_ent,
+            interval=how.interval,
+            entropy_side=how.entropy_side,
+            entropy_unit=how.entropy_unit,
+        )
+        rest = remaining(len(p), peer.kept["selected"])
+        peer.kept["ambiguous"] = (filtered & rest).nonzero()[:, 0]
+        return notes | {
+            "reliable": float(reliable_set(p).sum()),
+            "ambiguous": float(len(peer.kept["ambiguous"])),
+        }
+
+    def train(self, peer: Peer) -> float:
+        order = stream(peer.topology.swarm.seed, "ambiguous", peer.id, peer.round)
+        shuffled = torch.from_numpy(order.permutation(len(peer.kept["ambiguous"])))
+        peer.kept["ambiguous order"] = peer.kept["ambiguous"][shuffled]
+        return super().train(peer)
+
+    def loss(self, peer: Peer, samples: Tensor, labels: Tensor, step: int) -> Tensor:
+        scale, texts = prompted(peer).backbone.scale, self.texts(peer)
+        logits = clip.logits(self.features(peer, "train", samples), texts, scale)
+        weight = self.settings.uacp_weight
+        if weight == 0:
+            return F.cross_entropy(logits, labels)
+        waist = ambiguous_batch(peer.kept["ambiguous order"], step, peer.topology.training.batch_size)
+        ambiguous = clip.logits(self.features(peer, "train", waist), texts, scale)
+        return objective(logits, labels, ambiguous, weight=weight)
+
+    def evaluate(self, peer: Peer, *, globally: bool) -> Accuracies:
+        if not peer.is_coordinator and self.settings.alpha < 1:
+            with peer.timing("statistics"), torch.no_grad():  # with the prompt that is tested
+                p = self.predict(peer, "train")
+                kept = peer.kept
+                chosen, classes = prototype_samples(
+                    p, kept["selected"], kept["labels"], source=self.settings.prototypes
+                )
+                seen = self.features(peer, "train", chosen)
+                kept["prototypes"], kept["mask"] = prototypes(seen, classes, peer.classes)
+        return super().evaluate(peer, globally=globally)
+
+    def answer(self, peer: Peer, part: Literal["own", "test"]) -> Tensor:
+        if self.settings.alpha == 1:
+            return self.predict(peer, part)
+        return ensemble(
+            self.features(peer, part),
+            self.texts(peer),
+            peer.kept["prototypes"],
+            peer.kept["mask"],
+            scale=prompted(peer).backbone.scale,
+            alpha=self.settings.alpha,
+            vis_scale=self.settings.vis_scale,
+        )
+
+
+class FedCoPlSettings(FedBstSettings):
+    """FedBST's keys without its additions."""
+
+    uacp_weight: Literal[0] = 0
+    alpha: Literal[1] = 1
+
+
+class FedCoPl(FedBst):
+    """FedBST with lambda 0 and alpha 1."""
+
+    summary = "unlabelled clients learn prompts of a frozen CLIP from labels whose numbers they agree on (FedCoPL)"
+    settings_type = FedCoPlSettings

@@ -25,6 +25,11 @@ METHODS = {
     "feddf-logits": "peer.methods.feddf:FedDfLogits",
     "fedct": "peer.methods.fedct:FedCt",
     "ssl": "peer.methods.ssl:Ssl",
+    "fedbst": "peer.methods.fedbst:FedBst",
+    "fedcopl": "peer.methods.fedbst:FedCoPl",
+    "promptfl": "peer.methods.promptfl:PromptFl",
+    "promptprox": "peer.methods.promptfl:PromptProx",
+    "zeroshot": "peer.methods.zeroshot:ZeroShot",
 }
 
 

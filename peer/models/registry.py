@@ -20,28 +20,30 @@ from topology.seeds import stream_seed
 Shape = tuple[int, int, int]  # (channels, height, width)
 
 
-def build(spec: ModelSpec, shape: Shape, classes: int, seed: int, peer: int) -> nn.Module:
+def build(
+    spec: ModelSpec, shape: Shape, classes: int, seed: int, peer: int, class_names: tuple[str, ...] = ()
+) -> nn.Module:
     """Build the network on the CPU with its initial weights; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also queue a seed for CUDA.
         torch.default_generator.manual_seed(stream_seed(seed, "init", peer))
-        module = _construct(spec, shape, classes)
+        module = _construct(spec, shape, classes, class_names)
         if spec.name in _BUILDERS:
             _initialize(module)
     return module
 
 
-def describe(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
+def describe(spec: ModelSpec, shape: Shape, classes: int, class_names: tuple[str, ...] = ()) -> nn.Module:
     """Build the network on the meta device, to count its parameters without holding them, and check it.
 
     A `package.module:callable` is built for real first and given two black images, so that a wrong output is
     found here. (On the meta device a forward pass would import torch._dynamo: 2.6 s and 150 MB.)
     """
-    if spec.name in _BUILDERS:
+    if spec.name in _BUILDERS and spec.name not in _AROUND_BACKBONES:
         with torch.device("meta"):
-            return _construct(spec, shape, classes)
+            return _construct(spec, shape, classes, class_names)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = _construct(spec, shape, classes).eval()
+        module = _construct(spec, shape, classes, class_names).eval()
         try:
             output = module(torch.zeros(2, *shape))
         except Exception as error:
@@ -109,6 +111,40 @@ def _mlp(*, shape: Shape, classes: int, hidden: tuple[int, ...] | list[int] = (2
     return build_mlp(shape, classes, hidden)
 
 
+def _clip(
+    *,
+    shape: Shape,
+    classes: int,
+    class_names: tuple[str, ...],
+    folder: str,
+    visual_tokens: int = 5,
+    visual_blocks: int | None = None,
+    context_tokens: int = 16,
+) -> nn.Module:
+    """Prompts around the frozen CLIP in a folder, as transformers saves it (ViT); needs the extra `clip`."""
+    from peer.models.prompted import build_clip
+
+    return build_clip(shape, class_names, folder, visual_tokens, visual_blocks, context_tokens)
+
+
+def _tiny_clip(
+    *,
+    shape: Shape,
+    classes: int,
+    class_names: tuple[str, ...],
+    recipe: str,
+    visual_tokens: int = 5,
+    visual_blocks: int | None = None,
+    context_tokens: int = 4,
+) -> nn.Module:
+    """Prompts around a small frozen CLIP that `swarm pretrain-clip` has trained; needs the extra `clip`."""
+    from peer.models.prompted import build_tiny_clip
+
+    return build_tiny_clip(shape, class_names, recipe, visual_tokens, visual_blocks, context_tokens)
+
+
+_AROUND_BACKBONES = ("clip", "tiny-clip")
+
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": _resnet18,
     "resnet18_half": _resnet18_half,
@@ -118,6 +154,8 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": _resnet8,
     "cnn3": _cnn3,
     "mlp": _mlp,
+    "clip": _clip,
+    "tiny-clip": _tiny_clip,
 }
 
 
@@ -135,11 +173,12 @@ def _require_side(model: str, shape: Shape, least: int) -> None:
         raise _mistake(model, f"{shape[1]}x{shape[2]} images are too small; it takes {least}x{least} and up.")
 
 
-def _construct(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
+def _construct(spec: ModelSpec, shape: Shape, classes: int, class_names: tuple[str, ...]) -> nn.Module:
     builder = _BUILDERS.get(spec.name) or _import_callable(spec.name)
-    _check_options(spec, builder)
+    given = {"class_names": class_names} if spec.name in _AROUND_BACKBONES else {}
+    _check_options(spec, builder, given)
     try:
-        module = builder(shape=shape, classes=classes, **spec.options)
+        module = builder(shape=shape, classes=classes, **given, **spec.options)
     except TopologyError:
         raise
     except Exception as error:
@@ -160,18 +199,18 @@ def _initialize(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
 
 
-def _check_options(spec: ModelSpec, builder: Callable[..., Any]) -> None:
+def _check_options(spec: ModelSpec, builder: Callable[..., Any], given: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(builder)
     except ValueError:  # some callables written in C have no signature; calling them will tell
         return
     try:
-        signature.bind(shape=(), classes=0, **spec.options)
+        signature.bind(shape=(), classes=0, **given, **spec.options)
     except TypeError as error:
         taken = [
             str(parameter.replace(annotation=inspect.Parameter.empty))
             for name, parameter in signature.parameters.items()
-            if name not in ("shape", "classes")
+            if name not in ("shape", "classes", "class_names")
         ]
         raise _mistake(
             spec.name,

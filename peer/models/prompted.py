@@ -1,0 +1,114 @@
+"""A frozen CLIP as a peer's model: what learns, travels and is kept of it are its prompts alone."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from peer.models import clip, tiny_clip
+from peer.models.words import context_ids, sentence_ids
+from topology.errors import TopologyError
+from topology.mistakes import suggestion
+
+CACHE_VARIABLE = "DISTILL_SWARM_CACHE"
+
+
+class PromptedClip(nn.Module):
+    """A visual prompt (L_p, n_v, W) and a text context (n_ctx, W_t), one for all classes, around a backbone.
+
+    The backbone is no part of the module: it has no parameter that learns, and one serves all peers of a machine.
+    """
+
+    def __init__(
+        self, backbone: clip.FrozenClip, names: tuple[str, ...], visual: tuple[int, int], context_tokens: int
+    ) -> None:
+        super().__init__()
+        blocks, tokens = visual
+        self.visual = nn.Parameter(clip.PROMPT_DEVIATION * torch.randn(blocks, tokens, backbone.width))
+        self.context = nn.Parameter(clip.PROMPT_DEVIATION * torch.randn(context_tokens, backbone.text_width))
+        limit = backbone.context_length
+        self._frozen = (backbone,)  # in a tuple, so that torch does not take it for a part
+        self.ids = context_ids(backbone.tokenizer, names, context_tokens, limit)
+        self.sentences = sentence_ids(backbone.tokenizer, names, limit)
+
+    @property
+    def backbone(self) -> clip.FrozenClip:
+        return self._frozen[0]
+
+    def texts(self) -> Tensor:
+        """Features (C, d) of the classes under the learnt context."""
+        return self.backbone.encode_texts(self.ids, self.context)
+
+    @torch.no_grad()
+    def plain_texts(self) -> Tensor:
+        """Features (C, d) of "a photo of a {name}"."""
+        return self.backbone.encode_texts(self.sentences)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C) under both prompts."""
+        features = self.backbone.encode_images(x, self.visual)
+        return clip.logits(features, self.texts(), self.backbone.scale)
+
+
+def build_clip(
+    shape: tuple[int, int, int],
+    names: tuple[str, ...],
+    folder: str,
+    visual_tokens: int,
+    visual_blocks: int | None,
+    context_tokens: int,
+) -> PromptedClip:
+    backbone = _saved(str(Path(folder).expanduser().absolute()))
+    return _prompted(backbone, names, visual_tokens, visual_blocks, context_tokens)
+
+
+def build_tiny_clip(
+    shape: tuple[int, int, int],
+    names: tuple[str, ...],
+    recipe: str,
+    visual_tokens: int,
+    visual_blocks: int | None,
+    context_tokens: int,
+) -> PromptedClip:
+    if recipe not in tiny_clip.RECIPES:
+        raise TopologyError(
+            f"model 'tiny-clip': there is no recipe {recipe!r}.{suggestion(recipe, tiny_clip.RECIPES)} There are "
+            f"{', '.join(tiny_clip.RECIPES)}"
+        )
+    return _prompted(_trained(recipe), names, visual_tokens, visual_blocks, context_tokens)
+
+
+def _prompted(
+    backbone: clip.FrozenClip, names: tuple[str, ...], tokens: int, blocks: int | None, context_tokens: int
+) -> PromptedClip:
+    visual = (backbone.depth - 1 if blocks is None else blocks, tokens)
+    return PromptedClip(backbone, names, visual, context_tokens)
+
+
+def cache_folder() -> Path:
+    """Where pre-trained tiny CLIPs are kept."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "distill-swarm"
+    return Path(os.environ.get(CACHE_VARIABLE, usual)).expanduser()
+
+
+@cache
+def _saved(folder: str) -> clip.FrozenClip:
+    return clip.load(folder)
+
+
+@cache
+def _trained(recipe: str) -> clip.FrozenClip:
+    from peer.data import sets
+
+    known = tiny_clip.RECIPES[recipe]
+    path = tiny_clip.file(known, cache_folder())
+    if not path.is_file():
+        raise TopologyError(
+            f"model 'tiny-clip': {path} is not there: the model of the recipe {recipe!r} has to be trained first, once "
+            f"on this machine: swarm pretrain-clip {recipe}"
+        )
+    return tiny_clip.obtain(known, sets.load(known.data), cache_folder())
