@@ -87,9 +87,10 @@ def check(
 
         plan = make_plan(topology)
         if draw is not None:
+            from topology import graphs
             from topology.drawing import draw as draw_graph
 
-            draw_graph(plan.graph, draw, [facts.spec.name for facts in plan.facts])
+            draw_graph(graphs.build(plan.topology), draw, [facts.spec.name for facts in plan.facts])
     if as_json:
         print(json.dumps(describe(plan)))
     else:

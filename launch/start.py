@@ -79,7 +79,7 @@ def _require(where: str, peers: int, need: float, free: float) -> None:
 
 def check_descriptors(plan: Plan) -> None:
     """Raise the soft limit of open files to what the widest peer needs, which its processes inherit."""
-    widest = max(dict(plan.graph.degree()).values(), default=0)
+    widest = max(len(plan.neighbors.receivers[peer]) + len(plan.neighbors.senders[peer]) for peer in plan.peers)
     need = DESCRIPTORS_A_PEER + DESCRIPTORS_A_NEIGHBOR * widest
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:

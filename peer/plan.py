@@ -6,11 +6,8 @@ The plan is made once and inherited by every peer's process through the fork, da
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import networkx as nx
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,8 +19,9 @@ from peer.devices import assign_devices
 from peer.methods.base import Method
 from peer.methods.registry import make
 from peer.snapshot import weights
-from topology import Topology, graphs
+from topology import Topology
 from topology.file import ModelSpec
+from topology.neighbors import Neighbors, neighbors_in
 from topology.seeds import stream
 from transport.layout import Layout
 
@@ -53,7 +51,7 @@ class Plan:
     """A swarm that can run. Peers are numbered from 0, rounds from 1."""
 
     topology: Topology
-    graph: "nx.DiGraph[int]"
+    neighbors: Neighbors
     data: sets.DataSet
     shards: tuple[Shard, ...]
     facts: tuple[ModelFacts, ...]
@@ -76,11 +74,11 @@ class Plan:
 
     def receivers(self, peer: int, round: int) -> tuple[int, ...]:
         """The neighbors that get this peer's snapshot in a round."""
-        return self._partners(peer, round, self.graph.successors(peer))
+        return self._partners(peer, round, self.neighbors.receivers[peer])
 
     def senders(self, peer: int, round: int) -> tuple[int, ...]:
         """The neighbors whose snapshots this peer gets in a round."""
-        return self._partners(peer, round, self.graph.predecessors(peer))
+        return self._partners(peer, round, self.neighbors.senders[peer])
 
     def _partners(self, peer: int, round: int, neighbors: Iterable[int]) -> tuple[int, ...]:
         chosen = self.topology.participants(round)
@@ -95,15 +93,11 @@ class Plan:
             for peer in self.topology.participants(round)
         )
 
-    @cached_property
-    def mixing(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-        return graphs.mixing_matrix(self.graph)
-
     def predicted_memory_mb(self, peer: int) -> float:
         """An estimate of a peer's own memory: process, training state, messages in flight, teachers."""
         own = self.facts[peer]
         states = 4 if self.topology.training.optimizer == "adam" else 3
-        teachers = {self.facts[j].label: self.facts[j] for j in self.graph.predecessors(peer)} if self.exchanges else {}
+        teachers = {self.facts[j].label: self.facts[j] for j in self.neighbors.senders[peer]} if self.exchanges else {}
         in_flight = self.topology.transport.concurrent * max((f.message.bytes for f in teachers.values()), default=0)
         batch = self.topology.training.batch_size * own.activation_bytes
         bytes_ = (
@@ -124,7 +118,7 @@ def label(spec: ModelSpec) -> str:
 
 def make_plan(topology: Topology) -> Plan:
     """Check everything that can be checked and lay everything out. Raises `TopologyError`."""
-    graph = graphs.build(topology)
+    neighbors = neighbors_in(topology)
     method = make(topology.method.name, topology.method.options)
     data = sets.load(topology.data.name, topology.data.root)
     seed, peers = topology.swarm.seed, range(topology.swarm.peers)
@@ -156,7 +150,9 @@ def make_plan(topology: Topology) -> Plan:
             ),
         }
     )
-    plan = Plan(resolved, graph, data, shards, tuple(facts[label(spec)] for spec in specs), method, devices, threads)
+    plan = Plan(
+        resolved, neighbors, data, shards, tuple(facts[label(spec)] for spec in specs), method, devices, threads
+    )
     method.check(plan)
     return plan
 

@@ -101,10 +101,9 @@ def _redirect_output(log: Path) -> None:
 
 def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
     topology = plan.topology
-    layouts = {j: plan.facts[j].message for j in plan.graph.predecessors(id)}
-    protocol = Protocol(
-        time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, topology.swarm.round_deadline_s
-    )
+    senders, receivers = plan.neighbors.senders[id], plan.neighbors.receivers[id]
+    layouts = {j: plan.facts[j].message for j in senders}
+    protocol = Protocol(time.monotonic(), list(receivers), layouts, topology.transport, topology.swarm.round_deadline_s)
     if topology.transport.kind == "ipc":
         bind = f"ipc://{run.sockets}/peer-{id}-{incarnation}"
     else:
