@@ -71,10 +71,14 @@ def digest(model: nn.Module) -> str:
     return f"{seal(layout, layout.pack(to_wire(model, 'float32')), 2**20).digest:016x}"
 
 
+def checkpoint(model: nn.Module) -> bytes:
+    """A model's weights as a safetensors file holds them."""
+    return save({name: tensor.cpu().contiguous() for name, tensor in weights(model).items()})
+
+
 def save_checkpoint(folder: Path, model: nn.Module, facts: Mapping[str, object]) -> None:
     """Write `checkpoint.safetensors` and what it is in `checkpoint.json`, each whole or not at all."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights(model).items()}
-    _replace(folder / "checkpoint.safetensors", save(tensors))
+    _replace(folder / "checkpoint.safetensors", checkpoint(model))
     _replace(folder / "checkpoint.json", json.dumps(dict(facts), indent=2).encode())
 
 
