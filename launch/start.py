@@ -15,15 +15,18 @@ from peer.plan import Plan, make_plan
 from peer.rehearsal import rehearse
 from topology import Topology, TopologyError
 from topology.file import dump
+from topology.neighbors import Neighbors
 from transport.memory import keep_freed_memory
 
 DESCRIPTORS_A_NEIGHBOR = 8
 DESCRIPTORS_A_PEER = 64
 
 
-def start(topology: Topology, folder: Path, console: Console, quiet: bool, zero: float) -> Supervisor:
+def start(
+    topology: Topology, neighbors: Neighbors, folder: Path, console: Console, quiet: bool, zero: float
+) -> Supervisor:
     """A supervisor ready to run, its fork server waiting. Raises `TopologyError` before anything has been started."""
-    plan = make_plan(topology)
+    plan = make_plan(topology, neighbors)
     check_ports(topology)
     check_descriptors(plan)
     check_memory(plan)

@@ -116,9 +116,12 @@ def label(spec: ModelSpec) -> str:
     return f"{spec.name}({options})" if options else spec.name
 
 
-def make_plan(topology: Topology) -> Plan:
-    """Check everything that can be checked and lay everything out. Raises `TopologyError`."""
-    neighbors = neighbors_in(topology)
+def make_plan(topology: Topology, neighbors: Neighbors | None = None) -> Plan:
+    """Check everything that can be checked and lay everything out. Raises `TopologyError`.
+
+    The graph is built here unless it was before.
+    """
+    neighbors = neighbors or neighbors_in(topology)
     method = make(topology.method.name, topology.method.options)
     data = sets.load(topology.data.name, topology.data.root)
     seed, peers = topology.swarm.seed, range(topology.swarm.peers)

@@ -1,23 +1,21 @@
 """Who sends to whom, and what each gives what it gets: the graph as the processes of a swarm keep it.
 
 networkx builds graphs but is not needed to read one, and would cost a swarm 12 MB once and 1 MB in every process.
-So it is loaded in a process of its own, which ends when the graph is built.
+So it is unloaded when the graph is built. Do that before torch is imported, which then takes the memory over.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import traceback
-from collections.abc import Callable, Iterable
+import gc
+import importlib
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topology.errors import TopologyError
 from topology.file import Topology
 
 WeightedEdge = tuple[int, int, float]
@@ -58,43 +56,19 @@ class Neighbors:
 
 
 def neighbors_in(topology: Topology) -> Neighbors:
-    """Build the graph that a topology describes. Raises `TopologyError`."""
-    answer = json.loads(_in_a_process_of_its_own(lambda: _built(topology)))
-    if "mistake" in answer:
-        raise TopologyError(answer["mistake"])
-    return Neighbors(topology.swarm.peers, tuple((i, j, weight) for i, j, weight in answer["edges"]))
-
-
-def _built(topology: Topology) -> str:
-    from topology import graphs
-
+    """Build the graph that a topology describes, and unload what was loaded for that. Raises `TopologyError`."""
+    before = set(sys.modules)
     try:
-        return json.dumps({"edges": list(graphs.build(topology).edges(data="weight"))})
-    except TopologyError as error:
-        return json.dumps({"mistake": str(error)})
+        graphs = importlib.import_module("topology.graphs")
+        return Neighbors(topology.swarm.peers, tuple(graphs.build(topology).edges(data="weight")))
+    finally:
+        _unload({name for name in set(sys.modules) - before if name.split(".")[0] == "networkx"} | {"topology.graphs"})
 
 
-def _in_a_process_of_its_own(work: Callable[[], str]) -> str:
-    """What `work` returns in a fork of this process. Should this process die, the other ends with its work."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-            os.close(reader)
-            with os.fdopen(writer, "w") as answer:
-                answer.write(work())
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        text = answer.read()
-    _, ended = os.waitpid(child, 0)
-    if ended != 0:
-        status = os.waitstatus_to_exitcode(ended)
-        raise RuntimeError(f"the process that builds the graph ended with status {status}; it has said why above")
-    return text
+def _unload(names: set[str]) -> None:
+    """Forget modules; whoever imports them again gets them anew. What they held is free once it is collected."""
+    if "networkx" in names:  # else it was there before, and others use it
+        for name in names:
+            del sys.modules[name]
+        del sys.modules["topology"].graphs
+        gc.collect()

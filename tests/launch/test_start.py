@@ -11,6 +11,7 @@ import pytest
 from launch import libraries, start
 from peer.plan import make_plan
 from topology import Topology, TopologyError, load
+from topology.neighbors import neighbors_in
 
 SMALL = '[swarm]\npeers = 3\nrounds = 1\n[models]\npool = [{ name = "mlp", hidden = [8] }]\n'
 
@@ -68,7 +69,8 @@ def test_descriptors_are_raised_or_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(TopologyError, match="--out: cannot write to"):
-        start.start(topology(tmp_path), tmp_path / "file" / "run", None, True, 0.0)  # type: ignore[arg-type]
+        swarm = topology(tmp_path)
+        start.start(swarm, neighbors_in(swarm), tmp_path / "file" / "run", None, True, 0.0)  # type: ignore[arg-type]
 
 
 def test_releasing_library_pages_gives_memory_back_and_breaks_nothing() -> None:

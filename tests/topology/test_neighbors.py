@@ -1,6 +1,5 @@
-"""A swarm knows its graph without networkx: built in a process of its own, the same graph, the same complaints."""
+"""A swarm knows its graph without networkx: the same graph, the same complaints."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,37 +29,29 @@ def test_one_way_edges_have_a_direction(load_text: LoadText) -> None:
     assert found.senders == ((2,), (0,), (1,))
 
 
-def test_what_is_wrong_with_a_graph_is_said_by_the_process_that_asked(load_text: LoadText) -> None:
+def test_what_is_wrong_with_a_graph_is_said(load_text: LoadText) -> None:
     with pytest.raises(TopologyError, match=r"^graph\.degree = 3: impossible") as caught:
         neighbors_in(load_text('[swarm]\npeers = 5\n[graph]\nkind = "k-regular"\ndegree = 3\n'))
     assert caught.value.args == (str(caught.value),)
 
 
-def test_a_failure_of_that_process_is_not_taken_for_a_graph(
-    load_text: LoadText, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: Topology) -> None:
-        raise OSError("the disk is gone")
-
-    topology = load_text("")
-    monkeypatch.setattr(graphs, "build", fail)
-    with pytest.raises(RuntimeError, match="ended with status 1"):
-        neighbors_in(topology)
-    assert "OSError: the disk is gone" in capfd.readouterr().err
-    monkeypatch.setattr(graphs, "build", lambda _: os.kill(os.getpid(), 9))
-    with pytest.raises(RuntimeError, match="ended with status -9"):
-        neighbors_in(topology)
-
-
-def test_planning_a_swarm_does_not_load_networkx() -> None:
+def test_networkx_is_unloaded_unless_it_was_there_before() -> None:
     code = (
         "import sys\n"
-        "import launch.start, launch.supervisor\n"
-        "from peer.plan import make_plan\n"
-        "from topology import Topology\n"
-        "make_plan(Topology.model_validate({'models': {'pool': ['mlp']}}))\n"
-        "assert 'torch' in sys.modules\n"
-        "sys.exit('networkx' in sys.modules)\n"
+        "from topology import Topology, TopologyError\n"
+        "from topology.neighbors import neighbors_in\n"
+        "def loaded(): return [name for name in sys.modules if name == 'topology.graphs' or name[:8] == 'networkx']\n"
+        "ring = Topology.model_validate({'graph': {'kind': 'ring'}})\n"
+        "first = neighbors_in(ring)\n"
+        "assert not loaded(), loaded()\n"
+        "try: neighbors_in(Topology.model_validate({'graph': {'kind': 'k-regular', 'degree': 99}}))\n"
+        "except TopologyError: pass\n"
+        "else: raise AssertionError('degree 99 of 10 peers')\n"
+        "assert not loaded(), loaded()\n"
+        "from topology import graphs\n"
+        "assert neighbors_in(ring) == first == neighbors_in(ring)\n"
+        "import networkx, topology\n"
+        "assert topology.graphs is graphs and graphs.nx is networkx and graphs.is_connected(graphs.build(ring))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
