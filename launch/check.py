@@ -20,9 +20,9 @@ def describe(plan: Plan) -> dict[str, Any]:
         "peers": len(plan.peers),
         "public_samples": len(plan.public),
         "rounds": len(plan.rounds),
-        "edges": plan.graph.number_of_edges(),
-        "connected": graphs.is_connected(plan.graph),
-        "spectral_gap": graphs.spectral_gap(plan.mixing),
+        "edges": len(plan.neighbors.edges),
+        "connected": graphs.is_connected(graphs.build(plan.topology)),
+        "spectral_gap": graphs.spectral_gap(plan.neighbors.mixing),
         "payload_bytes_per_round": by_round[0] if len(set(by_round)) == 1 else sum(by_round) / len(by_round),
         "payload_bytes_by_round": by_round,
         "payload_bytes_total": sum(by_round),
@@ -37,7 +37,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "role": "coordinator" if peer == plan.coordinator else "client",
                 "message_bytes": _message_bytes(plan, peer, 1),
                 "last_message_bytes": _message_bytes(plan, peer, len(plan.rounds)),
-                "sends_to": sorted(plan.graph.successors(peer)),
+                "sends_to": sorted(plan.neighbors.receivers[peer]),
                 "train": len(plan.shards[peer].train),
                 "validation": len(plan.shards[peer].validation),
                 "test": len(plan.shards[peer].test),
@@ -50,7 +50,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def _message_bytes(plan: Plan, peer: int, round: int) -> int:
     """The largest message that a peer sends to one neighbor in a round."""
-    return max((plan.message(peer, receiver, round).bytes for receiver in plan.graph.successors(peer)), default=0)
+    return max((plan.message(peer, receiver, round).bytes for receiver in plan.neighbors.receivers[peer]), default=0)
 
 
 def print_plan(plan: Plan, console: Console) -> None:

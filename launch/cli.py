@@ -61,11 +61,13 @@ def run(
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise TopologyError(f"--out: {folder} exists and is not an empty folder. Name another, or remove it")
         from launch.libraries import import_torch
+        from topology.neighbors import neighbors_in
 
+        neighbors = neighbors_in(topology)  # before torch, which takes over the memory that this gives back
         import_torch()
         from launch.start import start
 
-        supervisor = start(topology, folder, console, quiet, zero)
+        supervisor = start(topology, neighbors, folder, console, quiet, zero)
     outcome = supervisor.run()
     from launch.finish import finish
 
@@ -88,9 +90,10 @@ def check(
 
         plan = make_plan(topology)
         if draw is not None:
+            from topology import graphs
             from topology.drawing import draw as draw_graph
 
-            draw_graph(plan.graph, draw, [facts.spec.name for facts in plan.facts])
+            draw_graph(graphs.build(plan.topology), draw, [facts.spec.name for facts in plan.facts])
     if as_json:
         print(json.dumps(describe(plan)))
     else:

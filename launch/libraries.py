@@ -38,15 +38,23 @@ def release_library_pages() -> None:
 
 
 def _clean_mappings(smaps: str) -> list[tuple[int, int]]:
-    """(address, bytes) of mapped library files with no page of their own: none was ever written in this process."""
+    """(address, bytes) of mapped library files with no page of their own: none was ever written in this process.
+
+    A page that was written is the process's own, in memory ("Anonymous") or swapped out. Of the writable mappings only
+    torch's count: no code of torch runs between this reading and the advice, so nothing is written there meanwhile.
+    """
     found: list[tuple[int, int]] = []
     candidate: tuple[int, int] | None = None
+    own = 0
     for line in smaps.splitlines():
         words = line.split()
         if not words[0].endswith(":"):
             low, high = (int(end, 16) for end in words[0].split("-"))
-            library = len(words) > 5 and ".so" in words[5] and words[1].endswith("p") and "w" not in words[1]
-            candidate = (low, high - low) if library else None
-        elif words[0] == "Anonymous:" and candidate is not None and words[1] == "0":
+            library = len(words) > 5 and ".so" in words[5] and words[1].endswith("p")
+            library = library and ("w" not in words[1] or "/torch/lib/" in words[5])
+            candidate, own = (low, high - low) if library else None, 0
+        elif words[0] == "Anonymous:":
+            own = int(words[1])
+        elif words[0] == "Swap:" and candidate is not None and own + int(words[1]) == 0:
             found.append(candidate)
     return found

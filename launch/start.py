@@ -15,15 +15,18 @@ from peer.plan import Plan, make_plan
 from peer.rehearsal import rehearse
 from topology import Topology, TopologyError
 from topology.file import dump
+from topology.neighbors import Neighbors
 from transport.memory import keep_freed_memory
 
 DESCRIPTORS_A_NEIGHBOR = 8
 DESCRIPTORS_A_PEER = 64
 
 
-def start(topology: Topology, folder: Path, console: Console, quiet: bool, zero: float) -> Supervisor:
+def start(
+    topology: Topology, neighbors: Neighbors, folder: Path, console: Console, quiet: bool, zero: float
+) -> Supervisor:
     """A supervisor ready to run, its fork server waiting. Raises `TopologyError` before anything has been started."""
-    plan = make_plan(topology)
+    plan = make_plan(topology, neighbors)
     check_ports(topology)
     check_descriptors(plan)
     check_memory(plan)
@@ -79,7 +82,7 @@ def _require(where: str, peers: int, need: float, free: float) -> None:
 
 def check_descriptors(plan: Plan) -> None:
     """Raise the soft limit of open files to what the widest peer needs, which its processes inherit."""
-    widest = max(dict(plan.graph.degree()).values(), default=0)
+    widest = max(len(plan.neighbors.receivers[peer]) + len(plan.neighbors.senders[peer]) for peer in plan.peers)
     need = DESCRIPTORS_A_PEER + DESCRIPTORS_A_NEIGHBOR * widest
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:

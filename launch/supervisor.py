@@ -130,7 +130,7 @@ class Supervisor:
         self._wait(lambda: not self._in_phase("starting"), STARTUP_LIMIT_S, "did not get ready")
         self._order(
             lambda peer: control.Addresses(
-                {j: self._peers[j].endpoint for j in self._plan.graph.successors(peer.id) if self._peers[j].endpoint}
+                {j: self._peers[j].endpoint for j in self._plan.neighbors.receivers[peer.id] if self._peers[j].endpoint}
             )
         )
         self._startup_s = time.monotonic() - self._run.zero

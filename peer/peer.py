@@ -233,7 +233,7 @@ class Peer:
 
     def mixing_weights(self) -> dict[int, float]:
         """What this peer gives itself and each neighbor when it averages (a row of the mixing matrix)."""
-        row = self.plan.mixing[self.id]
+        row = self.plan.neighbors.mixing[self.id]
         return {self.id: float(row[self.id])} | {int(j): float(row[j]) for j in np.flatnonzero(row)}
 
     def changed(self) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,8 +22,9 @@ from peer.devices import assign_devices
 from peer.methods.base import Method
 from peer.methods.registry import make
 from peer.snapshot import weights
-from topology import Topology, TopologyError, graphs
+from topology import Topology, TopologyError
 from topology.file import ModelSpec
+from topology.neighbors import Neighbors, neighbors_in
 from topology.seeds import stream
 from transport.layout import Layout
 
@@ -54,7 +54,7 @@ class Plan:
     """A swarm that can run. Peers are numbered from 0, rounds from 1."""
 
     topology: Topology
-    graph: "nx.DiGraph[int]"
+    neighbors: Neighbors
     data: sets.DataSet
     public: Indices
     """Training samples that everybody has, in this order, without labels."""
@@ -102,12 +102,12 @@ class Plan:
 
     def receivers(self, peer: int, round: int, exchange: int = 1) -> tuple[int, ...]:
         """The neighbors that get a message of this peer in an exchange."""
-        near = self._partners(peer, round, self.graph.successors(peer))
+        near = self._partners(peer, round, self.neighbors.receivers[peer])
         return tuple(j for j in near if self.message(peer, j, round, exchange).bytes > 0)
 
     def senders(self, peer: int, round: int, exchange: int = 1) -> tuple[int, ...]:
         """The neighbors of which this peer gets a message in an exchange."""
-        near = self._partners(peer, round, self.graph.predecessors(peer))
+        near = self._partners(peer, round, self.neighbors.senders[peer])
         return tuple(j for j in near if self.message(j, peer, round, exchange).bytes > 0)
 
     def _partners(self, peer: int, round: int, neighbors: Iterable[int]) -> list[int]:
@@ -140,10 +140,6 @@ class Plan:
         waits_for_coordinator = self.coordinator is not None and peer != self.coordinator
         return self.topology.swarm.round_deadline_s * (2 if waits_for_coordinator else 1)
 
-    @cached_property
-    def mixing(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-        return graphs.mixing_matrix(self.graph)
-
     def predicted_memory_mb(self, peer: int) -> float:
         """An estimate of a peer's own memory: process, training state, messages in flight, teachers."""
         own = self.facts[peer]
@@ -171,9 +167,12 @@ def label(spec: ModelSpec) -> str:
     return f"{spec.name}({options})" if options else spec.name
 
 
-def make_plan(topology: Topology) -> Plan:
-    """Check everything that can be checked and lay everything out. Raises `TopologyError`."""
-    graph = graphs.build(topology)
+def make_plan(topology: Topology, neighbors: Neighbors | None = None) -> Plan:
+    """Check everything that can be checked and lay everything out. Raises `TopologyError`.
+
+    The graph is built here unless it was before.
+    """
+    neighbors = neighbors or neighbors_in(topology)
     method = make(topology.method.name, topology.method.options)
     data = sets.load(topology.data.name, topology.data.root)
     seed, peers = topology.swarm.seed, range(topology.swarm.peers)
@@ -220,7 +219,7 @@ def make_plan(topology: Topology) -> Plan:
         }
     )
     of_peers = tuple(facts[label(spec)] for spec in specs)
-    plan = Plan(resolved, graph, data, public, tuple(shards), of_peers, method, devices, threads)
+    plan = Plan(resolved, neighbors, data, public, tuple(shards), of_peers, method, devices, threads)
     method.check(plan)
     return plan
 

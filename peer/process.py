@@ -116,9 +116,9 @@ def _redirect_output(log: Path) -> None:
 
 def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
     topology = plan.topology
-    layouts = {j: partial(_layout, plan, j, id) for j in plan.graph.predecessors(id)}
+    layouts = {j: partial(_layout, plan, j, id) for j in plan.neighbors.senders[id]}
     protocol = Protocol(
-        time.monotonic(), list(plan.graph.successors(id)), layouts, topology.transport, plan.deadline_s(id)
+        time.monotonic(), list(plan.neighbors.receivers[id]), layouts, topology.transport, plan.deadline_s(id)
     )
     if topology.transport.kind == "ipc":
         bind = f"ipc://{run.sockets}/peer-{id}-{incarnation}"

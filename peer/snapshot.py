@@ -87,7 +87,12 @@ def save(folder: Path, name: str, model: nn.Module, facts: Mapping[str, object])
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors to a file, whole or not at all."""
-    _replace(path, safetensors({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    _replace(path, tensors_file(tensors))
+
+
+def tensors_file(tensors: Mapping[str, Tensor]) -> bytes:
+    """Named tensors as a safetensors file holds them."""
+    return safetensors({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -54,15 +54,6 @@ def build(topology: Topology) -> nx.DiGraph[int]:
     return graph
 
 
-def mixing_matrix(graph: nx.DiGraph[int]) -> NDArray[np.float64]:
-    """W[j, i] is the weight that j gives i; what is left of 1 is its own, W[j, j]. Rows sum to 1."""
-    matrix = np.zeros((len(graph), len(graph)))
-    for sender, receiver, weight in graph.edges(data="weight"):
-        matrix[receiver, sender] = weight
-    np.fill_diagonal(matrix, np.maximum(0.0, 1.0 - matrix.sum(axis=1)))
-    return matrix
-
-
 def spectral_gap(matrix: NDArray[np.float64]) -> float:
     """1 - the second largest |eigenvalue|: 0 where some peers never hear of each other, 1 for the complete graph."""
     symmetric = np.array_equal(matrix, matrix.T)

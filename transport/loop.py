@@ -32,6 +32,9 @@ Record = Callable[[str, dict[str, Any]], None]
 
 BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
+COPIED_BYTES = (
+    2**18
+)  # pieces up to this size are copied: sending in place costs a ZeroMQ context and three threads more
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
 
 
@@ -136,6 +139,7 @@ class Loop(threading.Thread):
     def _socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
         opened = context.socket(kind)
         self._sockets.append(opened)
+        opened.copy_threshold = COPIED_BYTES
         opened.setsockopt(zmq.LINGER, 0)
         opened.setsockopt(zmq.SNDHWM, 256)
         opened.setsockopt(zmq.RCVHWM, 256)

@@ -28,7 +28,7 @@ class Coordinated(Method):
                 "    [graph]\n    kind = 'star'\n    [[peer]]\n    id = 0\n    role = 'coordinator'"
             )
         star = {edge for client in plan.clients for edge in ((client, coordinator), (coordinator, client))}
-        if set(plan.graph.edges) != star:
+        if {(sender, receiver) for sender, receiver, _ in plan.neighbors.edges} != star:
             raise TopologyError(
                 f"graph.kind = {plan.topology.graph.kind!r}: with the method {name!r} clients talk to the coordinator, "
                 f"peer {coordinator}, and to nobody else. Set graph.kind = 'star'"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launch import start
+from launch import libraries, start
 from peer.plan import make_plan
 from topology import Topology, TopologyError, load
+from topology.neighbors import neighbors_in
 
 SMALL = '[swarm]\npeers = 3\nrounds = 1\n[models]\npool = [{ name = "mlp", hidden = [8] }]\n'
 
@@ -68,7 +69,8 @@ def test_descriptors_are_raised_or_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(TopologyError, match="--out: cannot write to"):
-        start.start(topology(tmp_path), tmp_path / "file" / "run", None, True, 0.0)  # type: ignore[arg-type]
+        swarm = topology(tmp_path)
+        start.start(swarm, neighbors_in(swarm), tmp_path / "file" / "run", None, True, 0.0)  # type: ignore[arg-type]
 
 
 def test_releasing_library_pages_gives_memory_back_and_breaks_nothing() -> None:
@@ -85,3 +87,29 @@ def test_releasing_library_pages_gives_memory_back_and_breaks_nothing() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "permissions", "anonymous", "swapped", "given_back"),
+    [
+        ("/usr/lib/libc.so.6", "r-xp", 0, 0, True),
+        ("/usr/lib/libc.so.6", "r--p", 8, 0, False),
+        ("/usr/lib/libc.so.6", "r--p", 0, 4, False),
+        ("/usr/lib/libc.so.6", "rw-p", 0, 0, False),
+        ("/venv/torch/lib/libtorch_cpu.so", "rw-p", 0, 0, True),
+        ("/venv/torch/lib/libtorch_cpu.so", "rw-p", 4, 0, False),
+        ("/venv/torch/lib/libtorch_cpu.so", "rw-p", 0, 4, False),
+        ("/venv/torch/lib/libtorch_cpu.so", "r--s", 0, 0, False),
+        ("/data/images.npz", "r--p", 0, 0, False),
+    ],
+)
+def test_only_what_the_file_still_holds_is_given_back(
+    library: str, permissions: str, anonymous: int, swapped: int, given_back: bool
+) -> None:
+    def mapping(place: str, path: str, own: int, swap: int) -> str:
+        return (
+            f"{place} {permissions} 0 fe:00 77  {path}\nRss: 40 kB\nAnonymous: {own} kB\nSwap: {swap} kB\nVmFlags: mr\n"
+        )
+
+    smaps = mapping("1000-3000", library, anonymous, swapped) + mapping("5000-6000", "", 0, 0)
+    assert libraries._clean_mappings(smaps) == ([(0x1000, 0x2000)] if given_back else [])

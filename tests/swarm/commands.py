@@ -24,7 +24,7 @@ def refuse(event: str, _: Any) -> None:
 
 def run(arguments: list[str], cwd: str) -> tuple[Any, str, list[str]]:
     """Status and output of `swarm ARGUMENTS`, and what it tried to start."""
-    from launch.__main__ import main
+    from launch.cli import app  # the entry point around it would end this process
 
     os.chdir(cwd)
     attempts.clear()
@@ -33,8 +33,7 @@ def run(arguments: list[str], cwd: str) -> tuple[Any, str, list[str]]:
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            sys.argv = ["swarm", *arguments]
-            main()
+            app(arguments, prog_name="swarm")
         except SystemExit as end:
             status = end.code
         except BaseException:

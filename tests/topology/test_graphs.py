@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from topology import Topology, TopologyError
-from topology.graphs import build, is_connected, mixing_matrix, spectral_gap
+from topology.graphs import build, is_connected, spectral_gap
+from topology.neighbors import Neighbors
 
 thorough = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 LoadText = Callable[..., Topology]
@@ -41,6 +42,10 @@ def generated(draw: st.DrawFn) -> Topology:
     elif kind == "erdos-renyi":
         graph["probability"] = draw(st.floats(0.5, 1))
     return topology(peers, seed, **graph)
+
+
+def mixing_matrix(graph: "nx.DiGraph[int]") -> np.ndarray:
+    return Neighbors(len(graph), tuple(graph.edges(data="weight"))).mixing
 
 
 def pairs(edges: list[tuple[int, int]], both: bool = True) -> Pairs:

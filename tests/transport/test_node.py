@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from zmq.utils import garbage
 
 from transport import control
 from transport.node import Node, Stopped, TransportError
@@ -65,6 +66,22 @@ def test_a_byte_that_is_not_in_the_books_is_noticed(nodes: Any, monkeypatch: pyt
     for c in connections[0]:
         assert c["kernel_out"] - c["stream_out"] == (9 if c["direction"] == "out" else 0)
         assert c["kernel_in"] - c["stream_in"] == (9 if c["direction"] == "in" else 0)
+
+
+@pytest.mark.parametrize(("size", "in_place"), [(2**18 - 100, False), (2**18 + 100, True)])
+def test_only_large_pieces_are_sent_in_place(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch, size: int, in_place: bool
+) -> None:
+    """What is sent in place makes pyzmq start a thread and a context that wait for it to be sent."""
+    kept: list[int] = []
+    store = garbage.gc.store
+    monkeypatch.setattr(garbage.gc, "store", lambda obj, event=None: kept.append(len(obj)) or store(obj, event))
+    nodes.start({(0, 1)}, piece_bytes=2**20, sizes={0: size})
+    for id in (0, 1):
+        nodes.nodes[id].enter(1)
+    nodes.share(0, 1, 1)
+    assert nodes.gather(1, 0) == [(0, 1)]
+    assert kept == ([nodes.layouts[0].bytes] if in_place else [])
 
 
 def test_an_edge_may_go_one_way_only(nodes: Any) -> None:
