@@ -261,6 +261,27 @@ def test_prediction_on_a_tie_is_the_lower_class() -> None:
     assert (chosen.tolist(), labels.tolist()) == ([0, 1], [0, 1])
 
 
+def test_sample_at_the_median_entropy_is_not_reliable() -> None:
+    p = torch.tensor([[0.6, 0.2, 0.2], [0.55, 0.45, 0.0], [0.4, 0.3, 0.3]])  # the first is the most confident
+    assert not fedbst.reliable_set(p).any()
+
+
+def test_among_many_equals_the_lower_index_is_taken() -> None:
+    p = torch.tensor([[0.7, 0.3]]).repeat(1000, 1)
+    assert fedbst.select(p, torch.tensor([300, 0]))[0].equal(torch.arange(300))
+
+
+@pytest.mark.parametrize(("beyond", "ambiguous"), [(5e-7, True), (2e-6, False)])
+def test_bounds_of_the_dual_filter_have_a_little_slack(beyond: float, ambiguous: bool) -> None:
+    p = torch.tensor([[0.7 + beyond, 0.3 - beyond], [0.5, 0.5]], dtype=torch.float64)
+    assert fedbst.dual_filter(p).tolist() == [ambiguous, True]
+    uncertainty = copl.entropy(p)[1].item()
+    for side, sign in (("above", 1), ("below", -1)):
+        tau = uncertainty + sign * beyond
+        found = fedbst.dual_filter(p, tau_ent=tau, entropy_side=side, entropy_unit="nats")
+        assert found[1] == ambiguous
+
+
 def test_client_without_samples() -> None:
     nothing = torch.zeros(0, 3)
     assert fedbst.reliable_set(nothing).shape == fedbst.dual_filter(nothing).shape == (0,)
