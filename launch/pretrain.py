@@ -6,7 +6,7 @@ from rich.console import Console
 
 from peer.data import sets, shifted
 from peer.models import tiny_clip
-from peer.models.prompted import cache_folder
+from peer.models.cache import cache_folder
 from topology import TopologyError
 from topology.mistakes import suggestion
 

@@ -11,6 +11,7 @@ tokens, of width W_t.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from peer.models.cache import cache_folder
 from peer.models.words import Tokenizer
 from topology.errors import TopologyError
 from topology.seeds import stream_seed
@@ -270,6 +272,8 @@ class BytePairs:
 
 def import_transformers() -> Any:
     """The package, imported here and not with this module; raises `TopologyError` saying how to install it."""
+    # It imports torch's compiler, which would leave a folder in the place for temporary files.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch"))
     try:
         import transformers
     except ImportError as error:

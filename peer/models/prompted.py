@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from peer.models import clip, tiny_clip
+from peer.models.cache import cache_folder
 from peer.models.words import context_ids, sentence_ids
 from topology.errors import TopologyError
 from topology.mistakes import suggestion
-
-CACHE_VARIABLE = "DISTILL_SWARM_CACHE"
 
 
 class PromptedClip(nn.Module):
@@ -87,12 +85,6 @@ def _prompted(
 ) -> PromptedClip:
     visual = (backbone.depth - 1 if blocks is None else blocks, tokens)
     return PromptedClip(backbone, names, visual, context_tokens)
-
-
-def cache_folder() -> Path:
-    """Where pre-trained tiny CLIPs are kept."""
-    usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "distill-swarm"
-    return Path(os.environ.get(CACHE_VARIABLE, usual)).expanduser()
 
 
 @cache
