@@ -56,7 +56,7 @@ def turn(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
     angle = torch.tensor(degrees).deg2rad()
     row = torch.stack([angle.cos(), -angle.sin(), torch.tensor(0.0)])
     other = torch.stack([angle.sin(), angle.cos(), torch.tensor(0.0)])
-    x = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).float()
+    x = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32))
     grid = F.affine_grid(torch.stack([row, other]).expand(len(x), 2, 3), list(x.shape), align_corners=False)
     turned = F.grid_sample(x, grid, align_corners=False).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(turned.numpy().transpose(0, 2, 3, 1))
