@@ -235,7 +235,7 @@ def _absolute(name: str, root: str) -> dict[str, str]:
     """Where the data lies, from wherever the resolved file is run again."""
     kind, _, path = name.partition(":")
     return {
-        "name": f"npz:{Path(path).expanduser().absolute()}" if kind == "npz" else name,
+        "name": f"{kind}:{Path(path).expanduser().absolute()}" if kind in ("npz", "folder") else name,
         "root": str(Path(root).expanduser().absolute()) if root else "",
     }
 

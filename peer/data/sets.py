@@ -92,6 +92,8 @@ def load(name: str, root: str = "") -> DataSet:
     """Load a data set, looking for its files in `root`, else in the folder that DISTILL_SWARM_DATA names."""
     if name.startswith("npz:"):
         return _load_npz(name, Path(root).expanduser() / Path(name.removeprefix("npz:")).expanduser())
+    if name.startswith("folder:"):
+        return _load_folder(name, Path(root).expanduser() / Path(name.removeprefix("folder:")).expanduser())
     if name.startswith("shifted:"):
         from peer.data import shifted  # it knows the recipes of models, which know data sets
 
@@ -99,7 +101,7 @@ def load(name: str, root: str = "") -> DataSet:
     if name not in _LOADERS:
         raise TopologyError(
             f"data.name = {name!r}: there is no such data set.{suggestion(name, _LOADERS)} "
-            f"There are {', '.join(_LOADERS)}, npz:PATH and shifted:RECIPE."
+            f"There are {', '.join(_LOADERS)}, npz:PATH, folder:PATH and shifted:RECIPE."
         )
     return _LOADERS[name](name, root)
 
@@ -204,6 +206,14 @@ def _load_npz(name: str, path: Path) -> DataSet:
     class_names = arrays.get("class_names")
     known = tuple(str(label) for label in class_names.reshape(-1)) if class_names is not None else None
     return _complete(name, x_train, y_train, x_test, y_test, known)
+
+
+def _load_folder(name: str, path: Path) -> DataSet:
+    from peer.data import folder
+    from peer.models.clip import MEAN, STD
+
+    (x_train, y_train), (x_test, y_test), class_names = folder.read(name, path)
+    return _complete(name, x_train, y_train, x_test, y_test, class_names, moments=(MEAN, STD))
 
 
 _LOADERS: dict[str, Callable[[str, str], DataSet]] = {

@@ -251,7 +251,7 @@ def images(peer: Peer, part: Literal["train", "own", "test"]) -> clip.Images:
         }[part]
 
         def load(chosen: Tensor) -> Tensor:
-            return peer.data.normalize(x[indices[chosen.cpu().numpy()]]).to(peer.device)
+            return prompted(peer).see(x[indices[chosen.cpu().numpy()]], peer.data).to(peer.device)
 
         peer.images[part] = clip.Images(prompted(peer).backbone, load, len(indices))
     return peer.images[part]

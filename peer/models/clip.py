@@ -111,6 +111,15 @@ class FrozenClip:
         return int(self._model.config.vision_config.hidden_size)
 
     @property
+    def side(self) -> int:
+        """Of the square images it reads, in pixels."""
+        return int(self._model.config.vision_config.image_size)
+
+    @property
+    def channels(self) -> int:
+        return int(self._model.config.vision_config.num_channels)
+
+    @property
     def text_width(self) -> int:
         return int(self._model.config.text_config.hidden_size)
 
@@ -227,7 +236,7 @@ def preprocess(images: NDArray[np.uint8], side: int) -> Tensor:
 
     The shorter side is brought to `side` by bicubic interpolation, the middle cut out, each channel normalized.
     """
-    x = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    x = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))
     height, width = x.shape[2:]
     factor = side / min(height, width)
     size = [max(side, int(factor * length)) for length in (height, width)]

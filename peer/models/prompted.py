@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from peer.models import clip, tiny_clip
@@ -13,6 +17,9 @@ from peer.models.cache import cache_folder
 from peer.models.words import context_ids, sentence_ids
 from topology.errors import TopologyError
 from topology.mistakes import suggestion
+
+if TYPE_CHECKING:
+    from peer.data.sets import DataSet
 
 
 class PromptedClip(nn.Module):
@@ -46,9 +53,17 @@ class PromptedClip(nn.Module):
         """Features (C, d) of "a photo of a {name}"."""
         return self.backbone.encode_texts(self.sentences)
 
+    def see(self, images: NDArray[np.uint8], data: DataSet) -> Tensor:
+        """Images (B, H, W, C) of a data set as the backbone reads them."""
+        fits = data.shape == (self.backbone.channels, self.backbone.side, self.backbone.side)
+        return data.normalize(images) if fits else clip.preprocess(images, self.backbone.side)
+
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, C) under both prompts."""
-        features = self.backbone.encode_images(x, self.visual)
+        """Logits (B, C) under both prompts, of images that are normalized already, whatever their size."""
+        side, channels = self.backbone.side, self.backbone.channels
+        if x.shape[2:] != (side, side):
+            x = F.interpolate(x, (side, side), mode="bicubic", align_corners=False)
+        features = self.backbone.encode_images(x.expand(-1, channels, -1, -1), self.visual)
         return clip.logits(features, self.texts(), self.backbone.scale)
 
 

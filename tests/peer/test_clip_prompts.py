@@ -15,9 +15,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
+from peer.data import sets
 from peer.methods import fedbst
-from peer.models import clip, words
+from peer.models import build, clip, describe, words
 from topology.errors import TopologyError
+from topology.file import ModelSpec
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "fedbst_golden.json").read_text())
@@ -385,3 +387,27 @@ def test_transformers_is_imported_where_a_clip_is_used_only() -> None:
     code = "import sys, peer.models.clip, peer.models.words, peer.methods.fedbst; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 24, 24), (3, 16, 16)])
+def test_a_clip_from_a_folder_is_a_model_for_images_of_any_size(
+    folder: Path, tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    channels, height, width = shape
+    images = np.random.default_rng(0).integers(0, 256, (40, height, width, channels), dtype=np.uint8)
+    labels, path = np.arange(40) % 2, tmp_path / "small.npz"
+    arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    np.savez(path, class_names=np.array(["cat", "dog"]), **arrays)
+    data = sets.load(f"npz:{path}")
+    spec = ModelSpec(name="clip", options={"folder": str(folder), "visual_tokens": 2, "context_tokens": 2})
+    described = describe(spec, data.shape, 2, data.class_names)
+    model: Any = build(spec, data.shape, 2, 0, 0, data.class_names)
+    assert {name: tuple(tensor.shape) for name, tensor in described.named_parameters()} == {
+        "visual": tuple(model.visual.shape),
+        "context": tuple(model.context.shape),
+    }
+    fits = shape == (3, 16, 16)
+    seen = model.see(data.x_train[:3], data)
+    expected = data.normalize(data.x_train[:3]) if fits else clip.preprocess(data.x_train[:3], 16)
+    assert torch.equal(seen, expected) and seen.shape == (3, 3, 16, 16)
+    assert model(data.normalize(data.x_train[:3])).shape == (3, 2)
