@@ -1,11 +1,12 @@
 """Delivery of snapshots between two processes over TCP, against a raw Python socket in the same run.
 
 The transport does all it does in a swarm: offers, credit, checksums on both sides, acknowledgements, books. The raw
-socket does `sendall` and `recv_into` a buffer that is there already. Both move the same block from one process to
-another, turn by turn. Two notions of throughput:
+socket does `sendall` and `recv_into` a buffer that is there already. Between them, as a ceiling, a bare pair of ZeroMQ
+sockets: the same pieces, hashed on both sides and copied into place, one byte of acknowledgement, and nothing else.
+All move the same block from one process to another, turn by turn. Two notions of throughput:
 
     back to back    the next snapshot is on its way before the last was acknowledged (the bar)
-    one at a time   the next is sent when the last was acknowledged, by one byte on the raw socket
+    one at a time   the next is sent when the last was acknowledged, by one byte on the raw socket and the bare pair
 """
 
 import argparse
@@ -22,13 +23,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import xxhash
 import zmq
 from machine import Bars, describe
 
 from topology.sections import TransportSection
 from transport import control
 from transport.layout import Bytes, Field, Layout, always, seal
-from transport.loop import Loop
+from transport.loop import SEND_BUFFER, Loop
 from transport.memory import keep_freed_memory
 from transport.messages import Identity
 from transport.node import Node
@@ -37,7 +39,9 @@ from transport.transfers import Delivery
 
 BAR = 0.7
 SENDER, RECEIVER = 0, 1
+WHO = ("raw", "bare", "swarm")
 DEADLINE_S = 60.0
+BARE_OUTSTANDING = 2
 BOOKKEEPING = {"link", "connection", "books", "delivered"}
 """What may be recorded in an undisturbed run; anything else is a failure."""
 
@@ -82,18 +86,62 @@ def leave(node: Node) -> None:
     node.close(DEADLINE_S)
 
 
-def send(task: Task, port: int) -> dict[str, list[float]]:
+class BareSender:
+    """The sending end of the bare pair."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
+        self._dealer = context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.SNDBUF, SEND_BUFFER)
+        self._dealer.connect(f"tcp://127.0.0.1:{port}")
+        self._outstanding = 0
+
+    def send(self, block: memoryview, piece_bytes: int) -> None:
+        self.wait(BARE_OUTSTANDING - 1)
+        for start in range(0, len(block), piece_bytes):
+            piece = block[start : start + piece_bytes]
+            self._dealer.send(xxhash.xxh3_64_digest(piece), zmq.SNDMORE)
+            self._dealer.send(piece, copy=False)
+        self._outstanding += 1
+
+    def wait(self, outstanding: int = 0) -> None:
+        while self._outstanding > outstanding:
+            self._dealer.recv()
+            self._outstanding -= 1
+
+    def close(self) -> None:
+        self._dealer.close()
+
+
+def receive_bare(router: zmq.Socket[bytes], block: Bytes) -> None:
+    """The receiving end of the bare pair: one snapshot."""
+    got = 0
+    while got < len(block):
+        sender, checksum, piece = router.recv_multipart(copy=False)
+        if xxhash.xxh3_64_digest(piece.buffer) != checksum.bytes:
+            sys.exit("a piece of the bare pair arrived damaged")
+        block[got : got + len(piece)] = np.frombuffer(piece.buffer, dtype=np.uint8)
+        got += len(piece)
+    router.send_multipart([sender.bytes, b"!"])
+
+
+def send(task: Task, raw_port: int, bare_port: int) -> dict[str, list[float]]:
     """The sender's process: seconds a delivery of each kind, a number a turn."""
     keep_freed_memory()
     block, layout, node = task.block(), task.layout, task.node(SENDER)
-    raw = socket.create_connection(("127.0.0.1", port))
+    raw = socket.create_connection(("127.0.0.1", raw_port))
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    rounds = iter(range(1, 10**9))
+    context = zmq.Context()
+    bare, rounds = BareSender(context, bare_port), iter(range(1, 10**9))
 
     def send_raw(acknowledged: bool) -> None:
         raw.sendall(block.data)
         if acknowledged:
             raw.recv(1)
+
+    def send_bare(acknowledged: bool) -> None:
+        bare.send(block.data, task.settings.piece_bytes)
+        if acknowledged:
+            bare.wait()
 
     def send_snapshot(acknowledged: bool) -> None:
         node.enter(next(rounds))
@@ -116,14 +164,16 @@ def send(task: Task, port: int) -> dict[str, list[float]]:
         finish()
         return (time.monotonic() - began) / task.deliveries
 
-    times: dict[str, list[float]] = {"raw one": [], "raw many": [], "swarm one": [], "swarm many": []}
+    times: dict[str, list[float]] = {f"{who} {kind}": [] for who in WHO for kind in ("one", "many")}
     packing = []
     for turn in range(task.turns + 1):
         measured = {}
         kinds: tuple[tuple[str, Callable[[], float]], ...] = (
             ("raw one", lambda: one_at_a_time(send_raw)),
+            ("bare one", lambda: one_at_a_time(send_bare)),
             ("swarm one", lambda: one_at_a_time(send_snapshot)),
             ("raw many", lambda: back_to_back(send_raw, lambda: raw.recv(1))),
+            ("bare many", lambda: back_to_back(send_bare, bare.wait)),
             ("swarm many", lambda: back_to_back(send_snapshot, node.drain)),
         )
         for kind, measure in kinds:
@@ -135,6 +185,8 @@ def send(task: Task, port: int) -> dict[str, list[float]]:
         if turn > 0:  # the first only warms the memory
             for kind, seconds in measured.items():
                 times[kind].append(seconds)
+    bare.close()
+    context.term()
     leave(node)
     return times | {"pack": packing[1:]}
 
@@ -143,7 +195,9 @@ def receive(task: Task) -> None:
     """The receiver's process."""
     keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    print(listener.getsockname()[1], router.bind_to_random_port("tcp://127.0.0.1"), flush=True)
     node, block = task.node(RECEIVER), np.empty(task.layout.bytes, dtype=np.uint8)
     raw, _ = listener.accept()
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -175,7 +229,12 @@ def receive(task: Task) -> None:
                 raw.sendall(b"!")
             raw.sendall(b"!")
             for _ in range(task.deliveries):
+                receive_bare(router, block)
+            raw.sendall(b"!")
+            for _ in range(task.deliveries):
                 receive_snapshot(check=turn == 0)
+    router.close()
+    context.term()
     leave(node)
 
 
@@ -190,7 +249,7 @@ def measure(megabytes: float, turns: int, deliveries: int, window: int | None) -
         router.bind(supervisor)
         receiver = _start("receive", *shared)
         assert receiver.stdout is not None
-        sender = _start("send", *shared, receiver.stdout.readline().strip())
+        sender = _start("send", *shared, *receiver.stdout.readline().split())
         try:
             _introduce(router, (sender, receiver))
             output, _ = sender.communicate(timeout=600)
@@ -242,7 +301,7 @@ def main() -> None:
     if arguments.role:
         role, *rest = arguments.role
         if role == "send":
-            print(json.dumps(send(_task(*rest[:-1]), int(rest[-1]))))
+            print(json.dumps(send(_task(*rest[:-2]), int(rest[-2]), int(rest[-1]))))
         else:
             receive(_task(*rest))
         return
@@ -254,7 +313,7 @@ def main() -> None:
         times = measure(megabytes, arguments.turns, deliveries, arguments.window)
         print(f"\n{megabytes:g} MB, {arguments.turns} turns of {deliveries} deliveries; medians (quartiles)")
         for kind, name in (("one", "one at a time"), ("many", "back to back")):
-            for who in ("raw", "swarm"):
+            for who in WHO:
                 q1, q2, q3 = np.percentile(times[f"{who} {kind}"], (25, 50, 75)) * 1e3
                 print(
                     f"  {name:13}  {who:5}  {q2:7.2f} ms ({q1:.2f} to {q3:.2f})  "

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 
 # ZMTP 3.1, NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the
@@ -25,6 +26,11 @@ _BYTES_ACKED, _BYTES_RECEIVED, _BYTES_RETRANSMITTED, _TCP_INFO_SIZE = 120, 128, 
 def frame_bytes(body: int) -> int:
     """Bytes on the wire of one ZMTP frame: a flag, a length of 1 or 8 bytes, the body."""
     return body + (2 if body <= 255 else 9)
+
+
+def message_bytes(frames: Iterable[Sized]) -> int:
+    """Bytes on the wire of a message of several frames."""
+    return sum([frame_bytes(len(frame)) for frame in frames])
 
 
 def handshake_bytes(socket_type: str, routing_id: bytes) -> int:

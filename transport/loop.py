@@ -5,10 +5,8 @@ goes out on its DEALER; answers go back on the connection that asked. So no two 
 sockets.
 """
 
-import contextlib
 import math
 import queue
-import socket
 import threading
 import time
 from collections import defaultdict, deque
@@ -21,7 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from topology.sections import TransportSection
 from transport import control
-from transport.books import EdgeBook, frame_bytes
+from transport.books import EdgeBook, message_bytes
+from transport.commands import Commands
 from transport.connections import Connections
 from transport.layout import Snapshot
 from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, Piece, decode, encode
@@ -32,14 +31,17 @@ Record = Callable[[str, dict[str, Any]], None]
 
 BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
-COPIED_BYTES = (
-    2**18
-)  # pieces up to this size are copied: sending in place costs a ZeroMQ context and three threads more
+# Pieces up to this size are copied: sending in place costs a ZeroMQ context and three threads more.
+COPIED_BYTES = 2**18
+# Left to itself it grows to megabytes, which fall out of the processor's caches before they are read.
+SEND_BUFFER = 512 * 1024
+# pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
+READABLE, AT_ONCE, MORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
 
 
 class Loop(threading.Thread):
-    """Runs until told to close. Commands are called in this thread, in order, with the time."""
+    """Runs until told to close. The peer's main thread gives `commands`, and reads what has a name without `_`."""
 
     def __init__(
         self,
@@ -56,17 +58,15 @@ class Loop(threading.Thread):
         self.endpoint: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[Delivery | Missing | None] = queue.SimpleQueue()
         self.orders: queue.SimpleQueue[control.Order | None] = queue.SimpleQueue()
-        self.commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
+        self.commands = Commands()
         self.stop_ordered = threading.Event()
         self.open_rounds: frozenset[int] = frozenset()
         self.submitted = 0
+        self.blocks_wanted = False
         self.open_rounds_changed = threading.Condition()
         self.failure: BaseException | None = None
         self.books: defaultdict[int, EdgeBook] = defaultdict(EdgeBook)
         self.payload_received = 0
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
         self._sockets: list[zmq.Socket[bytes]] = []
         self._connections = Connections(identity.routing_id())
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
@@ -77,17 +77,6 @@ class Loop(threading.Thread):
         self._settled: Callable[[], None] = lambda: None
         self._closing = False
         self._next_tick = 0.0
-
-    # Called by the peer's main thread.
-
-    def command(self, act: Callable[[float], None]) -> None:
-        """Have something done in the loop's thread."""
-        self.commands.put(act)
-        # Full: it will wake for the earlier ones. Closed: it has ended, which whoever waits for it notices.
-        with contextlib.suppress(OSError):
-            self._wake_writer.send(b"!")
-
-    # Everything below runs in the loop's thread.
 
     def run(self) -> None:
         context = zmq.Context(io_threads=1)
@@ -103,8 +92,7 @@ class Loop(threading.Thread):
             self.orders.put(None)
         finally:
             self._close(context)
-            self._wake_reader.close()
-            self._wake_writer.close()
+            self.commands.close()
             with self.open_rounds_changed:
                 self.open_rounds_changed.notify_all()
 
@@ -121,7 +109,7 @@ class Loop(threading.Thread):
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.IPV6, int("[" in self.bind))
         self._poller = zmq.Poller()
-        for readable in (self._router, self._control, self._wake_reader):
+        for readable in (self._router, self._control, self.commands.fileno()):
             self._poller.register(readable, zmq.POLLIN)
         self._watch(self._router, None)
         self._router.bind(self.bind)
@@ -141,6 +129,7 @@ class Loop(threading.Thread):
         self._sockets.append(opened)
         opened.copy_threshold = COPIED_BYTES
         opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.SNDBUF, SEND_BUFFER)
         opened.setsockopt(zmq.SNDHWM, 256)
         opened.setsockopt(zmq.RCVHWM, 256)
         opened.setsockopt(zmq.IMMEDIATE, 1)
@@ -173,10 +162,11 @@ class Loop(threading.Thread):
     def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
         """Offer snapshots to neighbors."""
         self.protocol.submit(now, snapshots)
-        self.dispatch()
         with self.open_rounds_changed:
-            self.submitted += 1
-            self.open_rounds_changed.notify_all()
+            again = self.protocol.round in self.open_rounds
+            self.submitted, self.open_rounds = self.submitted + 1, self.protocol.open_rounds
+            if again:  # now there is one less underway than the peer had to assume
+                self.open_rounds_changed.notify_all()
 
     def settle(self, now: float, settled: Callable[[], None]) -> None:
         """Say goodbye, wait for the neighbors' goodbyes, and compare every connection with the kernel."""
@@ -201,14 +191,14 @@ class Loop(threading.Thread):
         pause = max(0.0, self._next_tick - now)
         if self._settle_by is not None or any(self._backlog.values()):
             pause = min(pause, 0.01)
+        self.blocks_wanted = self.protocol.receiver.blocks_wanted
+        if not self.commands.may_sleep():
+            pause = 0.0
         ready = {source for source, _ in self._poller.poll(math.ceil(pause * 1e3))}
         if spoken := [monitor for monitor in self._monitors if monitor in ready]:
             self._read_monitors(spoken)
-        if self._wake_reader.fileno() in ready:
-            self._wake_reader.recv(4096)
-            while not self.commands.empty():
-                self.commands.get()(time.monotonic())
-                self.dispatch()
+        if self.commands.carry_out(self.commands.fileno() in ready):
+            self.dispatch()
         if self._router in ready:
             self._read(self._router, None)
         for neighbor, dealer in self._dealers.items():
@@ -266,28 +256,32 @@ class Loop(threading.Thread):
 
     def _read(self, readable: zmq.Socket[bytes], dealer_of: int | None) -> None:
         for _ in range(BATCH):
-            try:
-                frames = readable.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
+            if not int(readable.getsockopt(zmq.EVENTS)) & READABLE:
                 return
-            now = time.monotonic()
-            routing_id = b"" if dealer_of is not None else frames.pop(0).bytes
-            descriptor = int(frames[0].get("__fd"))
-            if not self._connections.knows(descriptor):
-                self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
-            self._connections.received(descriptor, sum(frame_bytes(len(frame)) for frame in frames))
-            try:
-                envelope, body = self._open_message(frames)
-                self._check_sender(envelope, routing_id, dealer_of)
-            except BadMessage as error:
-                self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
-                continue
-            self._connections.identify(descriptor, envelope.source, routing_id)
-            checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
-            self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
-            if not self._connections.knows(descriptor):  # the last words of a connection that has ended
-                self.protocol.disconnected(now, envelope.source)
-            self.dispatch()
+            self._read_message(readable, dealer_of)  # and let go of it before the next: its memory is used again
+
+    def _read_message(self, readable: zmq.Socket[bytes], dealer_of: int | None) -> None:
+        frames = [readable.recv(AT_ONCE, copy=False)]
+        while frames[-1].more:
+            frames.append(readable.recv(AT_ONCE, copy=False))
+        now = time.monotonic()
+        routing_id = b"" if dealer_of is not None else frames.pop(0).bytes
+        descriptor = int(frames[0].get("__fd"))
+        if not self._connections.knows(descriptor):
+            self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
+        self._connections.received(descriptor, message_bytes(frames))
+        try:
+            envelope, body = self._open_message(frames)
+            self._check_sender(envelope, routing_id, dealer_of)
+        except BadMessage as error:
+            self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
+            return
+        self._connections.identify(descriptor, envelope.source, routing_id)
+        checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
+        self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
+        if not self._connections.knows(descriptor):  # the last words of a connection that has ended
+            self.protocol.disconnected(now, envelope.source)
+        self.dispatch()
 
     def _open_message(self, frames: list[zmq.Frame]) -> tuple[Envelope, memoryview | None]:
         if not 1 <= len(frames) <= 2:
@@ -318,6 +312,7 @@ class Loop(threading.Thread):
         outputs = self.protocol.take()
         if not outputs:
             return
+        ended = False
         for output in outputs:
             match output:
                 case Send():
@@ -336,14 +331,15 @@ class Loop(threading.Thread):
                     book.messages += 1
                     book.payload += facts["payload"]
                     book.retransmitted += facts["retransmitted"]
+                    ended = True
                 case Event(name="refused", facts=facts):
                     self._refuse(facts["source"], facts["reason"])
                 case Event(name=name, facts=facts):
                     self.record(name, facts)
-        rounds = self.protocol.open_rounds
-        if rounds != self.open_rounds:
+                    ended = ended or name == "undelivered"
+        if ended:
             with self.open_rounds_changed:
-                self.open_rounds = rounds
+                self.open_rounds = self.protocol.open_rounds
                 self.open_rounds_changed.notify_all()
 
     def _queue(self, send: Send, waiting: deque[Send]) -> None:
@@ -367,19 +363,23 @@ class Loop(threading.Thread):
             return dealer is None
         me = self.identity
         header = encode(Envelope(PROTOCOL_VERSION, me.run, me.peer, me.incarnation, send.message))
-        frames: list[Any] = [header] if send.body is None else [header, send.body]
+        frames: list[bytes | memoryview] = [header] if send.body is None else [header, send.body]
+        writable = self._router if dealer is None else dealer
         try:
-            if dealer is not None:
-                dealer.send_multipart(frames, zmq.DONTWAIT, copy=False)
+            if dealer is None:
+                writable.send(connection.routing_id, MORE)
+            if send.body is None:
+                writable.send(header, AT_ONCE)
             else:
-                self._router.send_multipart([connection.routing_id, *frames], zmq.DONTWAIT, copy=False)
+                writable.send(header, MORE)
+                writable.send(send.body, AT_ONCE, copy=False)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return True  # the connection is gone; the protocol asks again or gives up
-        size = sum(frame_bytes(len(frame)) for frame in frames)
+        size = message_bytes(frames)
         connection.stream_out += size
         self.books[send.to].stream += size
         return True

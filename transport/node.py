@@ -16,7 +16,9 @@ from transport.transfers import Delivery, Missing
 
 T = TypeVar("T")
 
-ROUNDS_IN_FLIGHT = 2  # snapshots a peer may have underway: along undirected edges no neighbor is further behind
+ROUNDS_IN_FLIGHT = 3
+"""Snapshots a peer may have underway: two that travel and one only offered, so that it can follow at once. Along
+undirected edges it never comes to more than two, for a neighbor is at most one round behind."""
 
 
 class Stopped(Exception):
@@ -54,7 +56,7 @@ class Node:
         self._ask(lambda now: self._loop.connect(now, endpoints))
 
     def report(self, report: control.Report) -> None:
-        self._loop.command(lambda _: self._loop.report(report))
+        self._loop.commands.give(lambda _: self._loop.report(report))
 
     def await_order(self, kind: type[T], timeout_s: float) -> T:
         """The supervisor's next order, which must be of this kind."""
@@ -73,7 +75,8 @@ class Node:
     def enter(self, round: int) -> None:
         """Begin a round."""
         self.check()
-        self._loop.command(lambda now: self._loop.protocol.enter(now, round))
+        entered = time.monotonic()
+        self._loop.commands.leave(lambda _: self._loop.protocol.enter(entered, round))
         self._round = round
         self._gathered.clear()
         for key in [key for key in self._early if key[1] < round]:
@@ -82,9 +85,9 @@ class Node:
     def share(self, snapshots: Mapping[int, Snapshot]) -> None:
         """Offer each neighbor its snapshot, and go on. Waits first while too many rounds are underway."""
         if snapshots:
-            self._wait_until(lambda: len(self._loop.open_rounds) < ROUNDS_IN_FLIGHT)
+            self._wait_until(lambda: len(self._loop.open_rounds) + self._pending < ROUNDS_IN_FLIGHT)
             self._shared += 1
-            self._loop.command(lambda now: self._loop.submit(now, snapshots))
+            self._loop.commands.give(lambda now: self._loop.submit(now, snapshots))
 
     def gather(self, senders: Iterable[int]) -> Iterator[Delivery | Missing]:
         """This round's snapshots of these neighbors as they arrive; each ends in a `Delivery` or a `Missing`.
@@ -97,7 +100,7 @@ class Node:
             raise ValueError(f"the snapshots of peers {sorted(again)} for round {self._round} were already gathered")
         self._gathered |= expected
         waiting = set(expected)
-        self._loop.command(lambda now: self._loop.protocol.expect(now, expected))
+        self._loop.commands.give(lambda now: self._loop.protocol.expect(now, expected))
         while waiting:
             item = self._next_of(waiting)
             waiting.discard(item.sender)
@@ -138,16 +141,18 @@ class Node:
 
     def release(self, block: Bytes) -> None:
         """Give a delivered block back."""
-        self._loop.command(lambda _: self._loop.protocol.release(block))
+        self._loop.commands.leave(lambda _: self._loop.protocol.release(block))
+        if self._loop.blocks_wanted:  # looked at last, or an offer that comes just now would have to wait
+            self._loop.commands.wake()
 
     def drain(self) -> None:
         """Wait until every snapshot offered is taken, declined or given up."""
-        self._wait_until(lambda: not self._loop.open_rounds)
+        self._wait_until(lambda: not self._loop.open_rounds and not self._pending)
 
     def settle(self, timeout_s: float) -> None:
         """Say goodbye and have every connection compared with the kernel; writes the books to the journal."""
         settled = threading.Event()
-        self._loop.command(lambda now: self._loop.settle(now, settled.set))
+        self._loop.commands.give(lambda now: self._loop.settle(now, settled.set))
         if not settled.wait(timeout_s):
             raise TransportError(f"the books could not be closed within {timeout_s:g} s")
         edges = [{"receiver": receiver} | vars(book) for receiver, book in sorted(self._loop.books.items())]
@@ -155,7 +160,7 @@ class Node:
 
     def close(self, timeout_s: float) -> None:
         """Close every socket and end the thread."""
-        self._loop.command(self._loop.close)
+        self._loop.commands.give(self._loop.close)
         self._loop.join(timeout_s)
         if self._loop.is_alive():
             raise TransportError(f"the transport thread did not end within {timeout_s:g} s")
@@ -180,7 +185,7 @@ class Node:
             else:
                 answer.put(None)
 
-        self._loop.command(run)
+        self._loop.commands.give(run)
         while True:
             try:
                 error = answer.get(timeout=1.0)
@@ -191,9 +196,14 @@ class Node:
         if error is not None:
             raise error
 
+    @property
+    def _pending(self) -> int:
+        """Snapshots shared that the loop has yet to see."""
+        return self._shared - self._loop.submitted
+
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         # The protocol ends every transfer, by delivery or by its deadline, so this ends too.
         with self._loop.open_rounds_changed:
-            while self._loop.submitted < self._shared or not condition():
+            while not condition():
                 self.check()
                 self._loop.open_rounds_changed.wait(1.0)

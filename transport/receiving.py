@@ -92,6 +92,11 @@ class Receiver:
         self.blocks.give_back(block)
         self._grant()
 
+    @property
+    def blocks_wanted(self) -> bool:
+        """Whether an offer waits."""
+        return any(incoming.block is None for incoming in self.transfers.values())
+
     def on_offer(self, source: int, offer: Offer) -> None:
         if source not in self._layouts:
             self._refused(source, "an offer along an edge that is not there")
@@ -108,9 +113,7 @@ class Receiver:
                 return
             layout = self._layouts[source](offer.round)
             incoming = self.transfers[source, offer.sequence] = Incoming(source, offer, layout)
-            self._grant()
-            if incoming.block is None:
-                self._outbox.reply(source, Credit(offer.sequence, 0))
+            self._grant()  # or no answer: the offer comes again, and then it is told to wait
         else:
             self._tell_how_far(incoming, offer.sent)
 
@@ -210,20 +213,23 @@ class Receiver:
 
         So the next round's snapshots travel while the peer still learns; a block stays free while one may be needed.
         """
-        for incoming in self.transfers.values():
+        waiting = [incoming for incoming in self.transfers.values() if incoming.block is None]
+        for incoming in waiting:
             if not self.blocks.left():
                 return
-            if incoming.block is None and incoming.offer.round == self.round and incoming.sender in self.awaited:
+            if incoming.offer.round == self.round and incoming.sender in self.awaited:
                 self._accept(incoming)
+        ahead = [incoming for incoming in waiting if self._is_ahead(incoming)]
+        if not ahead:
+            return
         provided = {
             held.sender for held in self.transfers.values() if held.block is not None and not self._is_ahead(held)
         }
         reserved = min(1, len(self.awaited.keys() - provided)) if self._expected else 1
-        for incoming in self.transfers.values():
+        for incoming in ahead:
             if self.blocks.free() <= reserved:
                 return
-            if incoming.block is None and self._is_ahead(incoming):
-                self._accept(incoming)
+            self._accept(incoming)
 
     def _is_ahead(self, incoming: Incoming) -> bool:
         return incoming.offer.round == self.round + 1

@@ -357,7 +357,7 @@ class Nodes:
     def state(self, id: int, read: Callable[[Loop], T]) -> T:
         """Something of a node's loop, read in the loop's thread."""
         answer: SimpleQueue[T] = SimpleQueue()
-        self.loops[id].command(lambda _: answer.put(read(self.loops[id])))
+        self.loops[id].commands.give(lambda _: answer.put(read(self.loops[id])))
         return answer.get(timeout=30.0)
 
     def socket(self, kind: int) -> "zmq.Socket[bytes]":

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from zmq.utils import garbage
 
-from transport import control
-from transport.node import Node, Stopped, TransportError
+from transport import books, control
+from transport.node import ROUNDS_IN_FLIGHT, Node, Stopped, TransportError
 from transport.transfers import Delivery, Missing
 
 ALL = {(i, j) for i in range(3) for j in range(3) if i != j}
@@ -55,10 +55,8 @@ def test_snapshots_arrive_exactly_and_the_books_are_right(nodes: Any, kind: str)
 
 
 def test_a_byte_that_is_not_in_the_books_is_noticed(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport import loop
-
-    honest = loop.frame_bytes
-    monkeypatch.setattr(loop, "frame_bytes", lambda body: honest(body) - (body == 4096))
+    honest = books.frame_bytes
+    monkeypatch.setattr(books, "frame_bytes", lambda body: honest(body) - (body == 4096))
     nodes.start(PAIR, drain_s=0.5)
     nodes.exchange(1, 0, 1)
     connections = nodes.settle()
@@ -166,7 +164,7 @@ def frozen(nodes: Any, id: int) -> Iterator[None]:
         asleep.set()
         wake.wait()
 
-    nodes.loops[id].command(sleep)
+    nodes.loops[id].commands.give(sleep)
     asleep.wait()
     try:
         yield
@@ -271,11 +269,12 @@ def waiting_for_neighbors(nodes: Any) -> Callable[[], object]:
 
 
 def waiting_to_share(nodes: Any) -> Callable[[], object]:
-    for round in (2, 3, 4):  # the first would be taken ahead of its round
+    last = 2 + ROUNDS_IN_FLIGHT
+    for round in range(2, last + 1):  # the first would be taken ahead of its round
         nodes.nodes[0].enter(round)
-        if round < 4:
+        if round < last:
             nodes.share(0, round, 1)
-    return lambda: nodes.share(0, 4, 1)
+    return lambda: nodes.share(0, last, 1)
 
 
 def waiting_to_drain(nodes: Any) -> Callable[[], object]:
@@ -301,7 +300,7 @@ def test_an_order_to_stop_ends_every_wait(nodes: Any, prepare: Callable[[Any], C
         nodes.order(0, control.Stop())
         assert isinstance(ended.exception(), Stopped)
     with pytest.raises(Stopped):
-        nodes.nodes[0].enter(5)
+        nodes.nodes[0].enter(9)
 
 
 def test_the_supervisor_hears_where_a_peer_is(nodes: Any) -> None:
@@ -328,7 +327,7 @@ def test_when_the_thread_of_the_sockets_dies_every_wait_says_so(nodes: Any) -> N
     def fail(_: float) -> None:
         raise ZeroDivisionError("on purpose")
 
-    nodes.loops[0].command(fail)
+    nodes.loops[0].commands.give(fail)
     for wait in (
         lambda: nodes.gather(0, 1),
         lambda: nodes.nodes[0].drain(),
