@@ -117,7 +117,7 @@ class Peer:
 
     @property
     def test_labels(self) -> Tensor:
-        return torch.from_numpy(self.data.y_test).to(self.device)
+        return torch.tensor(self.data.y_test).to(self.device)
 
     @property
     def receivers(self) -> tuple[int, ...]:
