@@ -174,7 +174,8 @@ class PromptLearning(Coordinated):
         return self.predict(peer, part)
 
     def evaluate(self, peer: Peer, *, globally: bool) -> Accuracies:
-        if peer.is_coordinator:
+        # Both tests run all of a client's images through the backbone: as often as `training.test_every` says.
+        if peer.is_coordinator or not globally:
             return Accuracies()
         with peer.timing("evaluate"), torch.no_grad():
             labels = peer.test_labels
