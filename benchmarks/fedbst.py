@@ -31,6 +31,7 @@ SWEEPS = {
     "clients": [[f"swarm.peers={clients + 1}"] for clients in (5, 10, 20, 50)],
     "joining": [[f"swarm.participants={number}"] for number in (2, 4, 6, 8)] + [["swarm.participants=all"]],
 }
+SHORTER = ["swarm.rounds=5", "training.test_every=5"]  # a sweep takes one labelling
 FILE = EXAMPLES / "fedbst-fashion.toml"
 
 
@@ -85,7 +86,7 @@ def sweep(folder: Path, name: str) -> None:
         value = changes[0].partition("=")[2]
         shown = str(int(value) - 1) if name == "clients" else value
         out = folder / f"{name}-{shown}"
-        found = summary_of(out, ["swarm.seed=1", *changes])
+        found = summary_of(out, ["swarm.seed=1", *SHORTER, *changes])
         events = load(out).rounds
         last = [event["local_accuracy"] for event in events if event["round"] == found["rounds"]]
         counted = [event for event in events if "ambiguous" in event["method"]]

@@ -70,6 +70,7 @@ class PlainView(QuietView):
             f"round {round:>3}/{self._plan.topology.swarm.rounds}  global {_mean(learners, 'global_accuracy')}  "
             + self._at_coordinator(facts)
             + (f"validation {_mean(learners, 'validation_accuracy')}  " if self._plan.topology.data.held_out else "")
+            + (f"local {_mean(learners, 'local_accuracy')}  " if self._plan.topology.data.test == "dealt" else "")
             + f"received {megabytes(payload)}  {time.monotonic() - self._began:.1f} s"
             + (f"  missing {absent}" if absent else "")
         )

@@ -203,17 +203,14 @@ class FedBst(PromptLearning):
         return super().train(peer)
 
     def loss(self, peer: Peer, samples: Tensor, labels: Tensor, step: int) -> Tensor:
-        scale, texts = prompted(peer).backbone.scale, self.texts(peer)
-        logits = clip.logits(self.features(peer, "train", samples), texts, scale)
         weight = self.settings.uacp_weight
-        if weight == 0:
-            return F.cross_entropy(logits, labels)
         waist = ambiguous_batch(peer.kept["ambiguous order"], step, peer.topology.training.batch_size)
-        ambiguous = clip.logits(self.features(peer, "train", waist), texts, scale)
-        return objective(logits, labels, ambiguous, weight=weight)
+        seen = torch.cat([samples, waist]) if weight > 0 else samples  # in one pass, which is quicker than two
+        logits = clip.logits(self.features(peer, "train", seen), self.texts(peer), prompted(peer).backbone.scale)
+        return objective(logits[: len(samples)], labels, logits[len(samples) :], weight=weight)
 
     def evaluate(self, peer: Peer, *, globally: bool) -> Accuracies:
-        if not peer.is_coordinator and self.settings.alpha < 1:
+        if globally and not peer.is_coordinator and self.settings.alpha < 1:
             with peer.timing("statistics"), torch.no_grad():  # with the prompt that is tested
                 p = self.predict(peer, "train")
                 kept = peer.kept

@@ -181,7 +181,7 @@ class PromptLearning(Coordinated):
             labels = peer.test_labels
             own = labels[torch.from_numpy(peer.shard.own_of_common_test)]
             local = fraction_true(self.answer(peer, "own").argmax(1) == own) if len(own) else None
-            world = fraction_true(self.answer(peer, "test").argmax(1) == labels) if globally else None
+            world = fraction_true(self.answer(peer, "test").argmax(1) == labels)
         return Accuracies(None, local, world)
 
     # The coordinator's half.
