@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ from peer.data.shard import Batches
 from peer.features import balanced, watch
 from peer.methods.fedcc import probe_image
 from peer.methods.public import mean_probability
+from peer.methods.registry import make
 from peer.peer import RoundBatches
 from peer.plan import Plan, make_plan
 from peer.unknown import evidence, margins, recognised
@@ -199,3 +201,21 @@ def test_evidence_is_that_of_the_majority_classes_by_label_shares() -> None:
         assert found[f"mean_margin_{rule}"] == pytest.approx(float(margin.mean()))
         counted, _ = np.histogram(margin.numpy(), 50, (-1, 1))
         assert found[f"margins_{rule}"] == counted.tolist()
+
+
+def test_what_travels_is_as_long_as_the_recorded_costs() -> None:
+    cases = json.loads((Path(__file__).parents[1] / "golden" / "fedcc_golden.json").read_text())["cases"]
+    rows = next(case for case in cases if case["id"] == "c01_costs")["expected"]["rows"]
+    methods: dict[str, Any] = {name: make(name, {}) for name in ("fedcc", "fedmd", "feddf-logits", "fedct")}
+    assert len(rows) == 3
+    for row in rows:
+        size = {
+            name: (
+                method.answer(row["public"], row["C"], "float32").bytes,
+                method.lesson(row["public"], row["C"], "float32").bytes,
+            )
+            for name, method in methods.items()
+        }
+        assert size["fedcc"] == (row["fedcc_up"], row["fedcc_down"])
+        assert size["fedmd"] == size["feddf-logits"] == (row["logits_C_up"], row["logits_C_up"])
+        assert size["fedct"] == (row["hard_label_uint8"], row["hard_label_uint8"])
