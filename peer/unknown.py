@@ -78,6 +78,8 @@ def evidence(logits: Tensor, labels: Tensor, counts: Tensor) -> dict[str, object
 
     Majority classes are those of the label shares, so that the measure does not move with the model.
     """
+    if not logits.isfinite().all():
+        return {}  # a model that has diverged has no margins
     owned = counts > MAJORITY_THRESHOLD * counts.sum()
     found: dict[str, object] = {"recognised": recognised(logits, labels, owned)}
     for rule in RULES:

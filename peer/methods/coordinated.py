@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from peer.methods.base import Method, Notes
@@ -53,3 +54,10 @@ def needs_public_samples(plan: Plan) -> None:
             f"data.public = {plan.topology.data.public:g}: the method {plan.topology.method.name!r} learns from public "
             "samples without labels. Set it to the share of the training set that everybody is to have, e.g. 0.1"
         )
+
+
+def check_losses(notes: Notes) -> None:
+    """Raise ArithmeticError when a loss of the round is not finite: what such a model says is of no use to anybody."""
+    losses = [value for name, value in notes.items() if name.endswith("loss") and isinstance(value, float)]
+    if not all(map(isfinite, losses)):
+        raise ArithmeticError("the loss is not finite: the model has diverged; lower training.learning_rate")

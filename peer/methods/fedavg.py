@@ -10,12 +10,12 @@ from torch import Tensor
 from peer import snapshot
 from peer.methods.averaging import needs_one_architecture, weighted_average
 from peer.methods.base import Accuracies, Notes
-from peer.methods.coordinated import Coordinated
+from peer.methods.coordinated import Coordinated, check_losses
 from peer.methods.local import train
 from transport.layout import Layout
 
 if TYPE_CHECKING:
-    from peer.peer import Peer
+    from peer.peer import Arrival, Peer
     from peer.plan import Plan
 
 
@@ -39,11 +39,12 @@ class ModelExchange(Coordinated):
         return plan.facts[client].message
 
     def learn(self, peer: Peer) -> Notes:
-        loss = train(peer)
+        notes = {"loss": train(peer)}
+        check_losses(notes)
         peer.share()
         for arrival in peer.gather():
             peer.kept = {name: tensor.clone() for name, tensor in arrival.weights.items()}
-        return {"loss": loss}
+        return notes
 
     def evaluate(self, peer: Peer, *, globally: bool) -> Accuracies:
         # A client is measured as it has learnt; only then does what came back take its model's place.
@@ -53,6 +54,14 @@ class ModelExchange(Coordinated):
             peer.kept = {}
             peer.changed()
         return measured
+
+
+def is_finite(peer: Peer, arrival: Arrival) -> bool:
+    """Whether a client's model can be used; one that cannot is left out by name."""
+    finite = all(bool(tensor.isfinite().all()) for tensor in arrival.weights.values())
+    if not finite:
+        peer.refuse(arrival.sender, "its model has weights that are not finite")
+    return finite
 
 
 class FedAvg(ModelExchange):
@@ -67,6 +76,8 @@ class FedAvg(ModelExchange):
     def coordinate(self, peer: Peer) -> Notes:
         arrived = {}
         for arrival in peer.gather():
+            if not is_finite(peer, arrival):
+                continue
             arrived[arrival.sender] = {name: tensor.clone() for name, tensor in arrival.weights.items()}
             if peer.is_last_round and not peer.features:
                 with peer.timing("evaluate"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from math import isfinite
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from peer import snapshot
 from peer.learner import fraction_true
 from peer.methods.base import Accuracies, Notes
-from peer.methods.coordinated import Coordinated, needs_public_samples
+from peer.methods.coordinated import Coordinated, check_losses, needs_public_samples
 from peer.methods.local import descend
 from topology.errors import TopologyError
 from transport.layout import Field, Layout
@@ -81,9 +80,7 @@ class PublicTeaching(Coordinated):
 
     def learn(self, peer: Peer) -> Notes:
         notes = self.improve(peer, peer.kept.get("teacher"))
-        losses = [value for name, value in notes.items() if name.endswith("loss") and isinstance(value, float)]
-        if not all(map(isfinite, losses)):
-            raise ArithmeticError("the loss is not finite: the model has diverged; lower training.learning_rate")
+        check_losses(notes)
         with peer.timing("teachers"):
             predictions = self.predict(peer)
         model = snapshot.named(peer.model) if peer.is_last_round else {}

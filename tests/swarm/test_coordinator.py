@@ -193,3 +193,12 @@ def test_without_any_client_the_run_fails(start):
     ended = running.end(limit_s=60)
     assert ended.status == 1, ended.output
     assert ended.summary["reason"] == "every client was lost"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddf", "fedcc", "fedct"])
+def test_clients_that_diverge_say_so_and_what_was_done_is_reported(run, method):
+    ended = run(**coordinated(method, training={"optimizer": "sgd", "learning_rate": 1e6}))
+    assert ended.status == 1, ended.output
+    assert ended.summary["reason"] == "every client was lost"
+    assert "has diverged; lower" in ended.output
+    assert (ended.folder / "report.html").exists()
