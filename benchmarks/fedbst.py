@@ -16,13 +16,17 @@ from seeds import run, spread
 
 from launch.results import load
 
+PERIOD = "method.relabel_every=3"
+LONG = ["swarm.rounds=6", "training.test_every=6"]  # two labellings
+SHORT = [PERIOD, "swarm.rounds=3", "training.test_every=3"]  # one, for a sweep
+
 METHODS = {
     "zero-shot": ["method.name=zeroshot"],
-    "PromptFL + FPL": ["method.name=promptfl"],
-    "FedCoPL": ["method.name=fedcopl"],
-    "FedCoPL + UACP": ["method.name=fedbst", "method.alpha=1"],
-    "FedCoPL + ensemble": ["method.name=fedbst", "method.uacp_weight=0"],
-    "FedBST": ["method.name=fedbst"],
+    "PromptFL + FPL": ["method.name=promptfl", PERIOD],
+    "FedCoPL": ["method.name=fedcopl", PERIOD],
+    "FedCoPL + UACP": ["method.name=fedbst", "method.alpha=1", PERIOD],
+    "FedCoPL + ensemble": ["method.name=fedbst", "method.uacp_weight=0", PERIOD],
+    "FedBST": ["method.name=fedbst", PERIOD],
 }
 SWEEPS = {
     "tau_con": [[f"method.tau_con={value}"] for value in (0.1, 0.2, 0.3, 0.4)],
@@ -31,7 +35,6 @@ SWEEPS = {
     "clients": [[f"swarm.peers={clients + 1}"] for clients in (5, 10, 20, 50)],
     "joining": [[f"swarm.participants={number}"] for number in (2, 4, 6, 8)] + [["swarm.participants=all"]],
 }
-SHORTER = ["swarm.rounds=5", "training.test_every=5"]  # a sweep takes one labelling
 FILE = EXAMPLES / "fedbst-fashion.toml"
 
 
@@ -68,7 +71,7 @@ def compare(folder: Path, seeds: list[int]) -> None:
     results: dict[str, tuple[list[dict[str, Any]], list[Path]]] = {}
     for name, changes in METHODS.items():
         folders = [folder / f"{name.replace(' ', '')}-{seed}" for seed in seeds]
-        runs = [summary_of(out, [f"swarm.seed={s}", *changes]) for s, out in zip(seeds, folders, strict=True)]
+        runs = [summary_of(out, [f"swarm.seed={s}", *LONG, *changes]) for s, out in zip(seeds, folders, strict=True)]
         results[name] = runs, folders
     baseline = [one["local_accuracy"] for one in results["FedCoPL"][0]]
     for name, (runs, folders) in results.items():
@@ -86,7 +89,7 @@ def sweep(folder: Path, name: str) -> None:
         value = changes[0].partition("=")[2]
         shown = str(int(value) - 1) if name == "clients" else value
         out = folder / f"{name}-{shown}"
-        found = summary_of(out, ["swarm.seed=1", *SHORTER, *changes])
+        found = summary_of(out, ["swarm.seed=1", *SHORT, *changes])
         events = load(out).rounds
         last = [event["local_accuracy"] for event in events if event["round"] == found["rounds"]]
         counted = [event for event in events if "ambiguous" in event["method"]]
