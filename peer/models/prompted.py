@@ -68,43 +68,67 @@ class PromptedClip(nn.Module):
 
 
 def build_clip(
-    shape: tuple[int, int, int],
     names: tuple[str, ...],
     folder: str,
     visual_tokens: int,
     visual_blocks: int | None,
     context_tokens: int,
+    context_words: str,
 ) -> PromptedClip:
-    backbone = _saved(str(Path(folder).expanduser().absolute()))
-    return _prompted(backbone, names, visual_tokens, visual_blocks, context_tokens)
+    return _prompted(_saved(folder), names, visual_tokens, visual_blocks, context_tokens, context_words)
 
 
 def build_tiny_clip(
-    shape: tuple[int, int, int],
     names: tuple[str, ...],
     recipe: str,
     visual_tokens: int,
     visual_blocks: int | None,
     context_tokens: int,
+    context_words: str,
 ) -> PromptedClip:
     if recipe not in tiny_clip.RECIPES:
         raise TopologyError(
             f"model 'tiny-clip': there is no recipe {recipe!r}.{suggestion(recipe, tiny_clip.RECIPES)} There are "
             f"{', '.join(tiny_clip.RECIPES)}"
         )
-    return _prompted(_trained(recipe), names, visual_tokens, visual_blocks, context_tokens)
+    return _prompted(_trained(recipe), names, visual_tokens, visual_blocks, context_tokens, context_words)
 
 
 def _prompted(
-    backbone: clip.FrozenClip, names: tuple[str, ...], tokens: int, blocks: int | None, context_tokens: int
+    backbone: clip.FrozenClip,
+    names: tuple[str, ...],
+    tokens: int,
+    blocks: int | None,
+    context_tokens: int,
+    context_words: str,
 ) -> PromptedClip:
     visual = (backbone.depth - 1 if blocks is None else blocks, tokens)
-    return PromptedClip(backbone, names, visual, context_tokens)
+    if not context_words:
+        return PromptedClip(backbone, names, visual, context_tokens)
+    said = clip.context_of_words(backbone, context_words)
+    model = PromptedClip(backbone, names, visual, len(said))
+    model.context.data.copy_(said)
+    return model
 
 
 @cache
 def _saved(folder: str) -> clip.FrozenClip:
-    return clip.load(folder)
+    path = Path(folder).expanduser()
+    return clip.load(path if path.exists() or folder.count("/") != 1 else _download(folder))
+
+
+def _download(name: str) -> Path:
+    """The folder of a model on the Hugging Face hub, from its cache or, when the network allows, from there."""
+    clip.import_transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
+    except (OSError, ValueError) as error:
+        raise TopologyError(
+            f"model 'clip': folder = {name!r}: there is no such folder, and no model of that name could be had from "
+            f"the hub: {error}. Name a folder that transformers' save_pretrained wrote"
+        ) from error
 
 
 @cache

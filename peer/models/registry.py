@@ -120,11 +120,12 @@ def _clip(
     visual_tokens: int = 5,
     visual_blocks: int | None = None,
     context_tokens: int = 16,
+    context_words: str = "",
 ) -> nn.Module:
     """Prompts around the frozen CLIP in a folder, as transformers saves it (ViT); needs the extra `clip`."""
     from peer.models.prompted import build_clip
 
-    return build_clip(shape, class_names, folder, visual_tokens, visual_blocks, context_tokens)
+    return build_clip(class_names, folder, visual_tokens, visual_blocks, context_tokens, context_words)
 
 
 def _tiny_clip(
@@ -136,11 +137,12 @@ def _tiny_clip(
     visual_tokens: int = 5,
     visual_blocks: int | None = None,
     context_tokens: int = 4,
+    context_words: str = "",
 ) -> nn.Module:
     """Prompts around a small frozen CLIP that `swarm pretrain-clip` has trained; needs the extra `clip`."""
     from peer.models.prompted import build_tiny_clip
 
-    return build_tiny_clip(shape, class_names, recipe, visual_tokens, visual_blocks, context_tokens)
+    return build_tiny_clip(class_names, recipe, visual_tokens, visual_blocks, context_tokens, context_words)
 
 
 _AROUND_BACKBONES = ("clip", "tiny-clip")

@@ -411,3 +411,29 @@ def test_a_clip_from_a_folder_is_a_model_for_images_of_any_size(
     expected = data.normalize(data.x_train[:3]) if fits else clip.preprocess(data.x_train[:3], 16)
     assert torch.equal(seen, expected) and seen.shape == (3, 3, 16, 16)
     assert model(data.normalize(data.x_train[:3])).shape == (3, 2)
+
+
+def test_a_context_may_begin_with_words(folder: Path) -> None:
+    spec = ModelSpec(name="clip", options={"folder": str(folder), "context_words": "dog"})
+    model: Any = build(spec, (3, 16, 16), 2, 0, 0, ("cat", "dog"))
+    assert torch.equal(model.context, clip.context_of_words(model.backbone, "dog"))
+
+
+def test_a_name_is_looked_for_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(name: str, **_: Any) -> str:
+        asked.append(name)
+        if name != "somebody/clip":
+            raise OSError("no route to the hub")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    there, absent = (
+        ModelSpec(name="clip", options={"folder": f"somebody/{name}", "context_tokens": 2}) for name in ("clip", "else")
+    )
+    model: Any = build(there, (3, 16, 16), 2, 0, 0, ("cat", "dog"))
+    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 2)
+    with pytest.raises(TopologyError, match="no model of that name could be had from the hub: no route"):
+        build(absent, (3, 16, 16), 2, 0, 0, ("cat", "dog"))
+    assert asked == ["somebody/clip", "somebody/else"]
