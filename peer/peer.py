@@ -213,8 +213,7 @@ class Peer:
 
     def keep_features(self, name: str, values: Tensor) -> None:
         """Keep what is known (N, …) of the test images, of which a few of each class go into the run folder."""
-        if name not in self.features:  # of several clients the first
-            self.features[name] = values[balanced(self.test_labels, self.classes)].float()
+        self.features[name] = values[balanced(self.test_labels, self.classes)].float()
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, batches: Iterator[Batch]) -> Tensor:

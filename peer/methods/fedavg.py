@@ -79,7 +79,7 @@ class FedAvg(ModelExchange):
             if not is_finite(peer, arrival):
                 continue
             arrived[arrival.sender] = {name: tensor.clone() for name, tensor in arrival.weights.items()}
-            if peer.is_last_round and not peer.features:
+            if peer.is_last_round and arrival.sender == min(peer.senders):
                 with peer.timing("evaluate"):
                     peer.predict_test(peer.teacher(arrival), features_as="client")
         clients = sorted(arrived)  # peer order: sums do not depend on who was first

@@ -100,7 +100,8 @@ class PublicTeaching(Coordinated):
             predictions[arrival.sender] = said
             if peer.is_last_round:
                 with peer.timing("evaluate"):
-                    logits = peer.predict_test(peer.teacher(arrival), features_as="client")
+                    shown = "client" if arrival.sender == min(peer.senders) else ""
+                    logits = peer.predict_test(peer.teacher(arrival), features_as=shown)
                 if logits.isfinite().all():
                     answers[arrival.sender] = logits
                 else:
