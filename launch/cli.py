@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -111,16 +111,38 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run fol
 
 
 @app.command()
-def compare(folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Run folders.")]) -> None:
-    """Print runs side by side; runs that differ in their seed alone are averaged."""
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Run folders.")],
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Of two runs, name the first round, peer and tensor that differ in a bit."),
+    ] = False,
+) -> None:
+    """Print runs side by side; runs that differ in their seed alone are averaged.
+
+    With --exact: exit status 0 if two runs are equal to the bit as far as both go, 1 if they part.
+    """
+    console = Console()
+    if exact:
+        from launch.exact import compare_exactly
+
+        with _wrong_folder_ends_with_2():
+            if len(folders) != 2:
+                raise TopologyError(f"--exact: compares two run folders, {len(folders)} were given")
+            found = compare_exactly(*folders)
+        _say(found.lines, console)
+        raise typer.Exit(0 if found.equal else 1)
     from launch.compare import compare as compare_runs
 
     with _wrong_folder_ends_with_2():
         comparison = compare_runs(folders)
-    console = Console()
     console.print(comparison.table(), crop=False)
-    for note in comparison.notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    _say(comparison.notes, console)
+
+
+def _say(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(name="pretrain-clip")

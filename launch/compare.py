@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from launch import units
 from launch.results import RunFolderError, load_summary, load_topology
+from launch.settings import flatten
 from topology import Topology
 
 MEASURES = (
@@ -129,7 +129,7 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
     groups: dict[str, dict[int, Row]] = {}
     notes: list[str] = []
     for row, plan in zip(rows, plans, strict=True):
-        settings = {key: value for key, value in _flatten(plan).items() if key != "swarm.seed"}
+        settings = {key: value for key, value in flatten(plan).items() if key != "swarm.seed"}
         group = groups.setdefault(repr(sorted(settings.items())), {})
         if row.status != "complete":
             notes.append(f"{row.run} is {row.status}: left out of the means.")
@@ -162,7 +162,7 @@ def _list_differences(rows: Sequence[Row], plans: Sequence[Topology]) -> list[st
     """Each setting with more than one value; a method's own settings are compared within that method."""
     values: dict[str, dict[str, list[str]]] = {}
     keys: dict[str, None] = {}
-    flat = [_flatten(plan) for plan in plans]
+    flat = [flatten(plan) for plan in plans]
     for settings in flat:
         keys |= dict.fromkeys(settings)
     for row, settings in zip(rows, flat, strict=True):
@@ -182,22 +182,6 @@ def _tell(by_value: Mapping[str, Sequence[str]]) -> str:
     rest = f"; {common} in the {len(by_value[common])} others" if len(by_value[common]) > 3 else ""
     named = [value for value in by_value if not rest or value != common]
     return "; ".join(f"{value} in {', '.join(by_value[value])}" for value in named) + rest
-
-
-def _flatten(plan: Topology) -> dict[str, Any]:
-    """Every setting under its dotted key, less the run's name, which changes nothing."""
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
-    walk("", plan.model_dump())
-    flat.pop("swarm.name")
-    return flat
 
 
 def _write(name: str, value: float | None) -> str:
