@@ -25,7 +25,7 @@ def compare_exactly(first: str | Path, second: str | Path) -> Exactness:
     a, b = _labels(*runs)
     differing = differences(flatten(runs[0].topology), flatten(runs[1].topology))
     lines = [f"{key} differs: {here} in {a}; {there} in {b}" for key, (here, there) in differing.items()]
-    digests = [{(e["round"], e["peer"]): e["snapshot"] for e in run.rounds} for run in runs]
+    digests = [{(e["round"], e["peer"]): e["snapshot"] for e in run.journals.rounds} for run in runs]
     both = sorted(digests[0].keys() & digests[1].keys())
     if not both:
         raise RunFolderError(f"{runs[0].path} and {runs[1].path} have no round of any peer in common to compare.")
