@@ -1,6 +1,5 @@
 """Puts runs side by side: one row a run, means over seeds, and every setting in which the runs differ."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 from launch import units
 from launch.results import RunFolderError, load_summary, load_topology
 from launch.settings import flatten
+from launch.spread import mean_and_error
 from topology import Topology
 
 MEASURES = (
@@ -85,10 +85,15 @@ class Comparison:
             ]
             seeds = f"n = {len(mean.seeds)}"
             table.add_row("mean ± s.e.", escape(mean.method), seeds, "", *values[:2], "", *values[2:])
-        for column in table.columns:
-            lines = [line for cell in column.cells for line in str(cell).splitlines()]
-            column.min_width = max(map(len, [*lines, *str(column.header).split()]))
+        keep_whole(table)
         return table
+
+
+def keep_whole(table: Table) -> None:
+    """Let no window, however narrow, cut or fold a cell; headers fold between words."""
+    for column in table.columns:
+        lines = [line for cell in column.cells for line in str(cell).splitlines()]
+        column.min_width = max(map(len, [*lines, *str(column.header).split()]))
 
 
 def compare(run_dirs: Sequence[str | Path]) -> Comparison:
@@ -141,7 +146,7 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
         Mean(
             method=next(iter(group.values())).method,
             seeds=tuple(sorted(group)),
-            measures={name: _mean_and_error([row.measures[name] for row in group.values()]) for name in MEASURES},
+            measures={name: _over_runs([row.measures[name] for row in group.values()]) for name in MEASURES},
         )
         for group in groups.values()
         if len(group) > 1
@@ -149,13 +154,10 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
     return means, notes if means else []
 
 
-def _mean_and_error(values: Iterable[float | None]) -> tuple[float, float] | None:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    mean = math.fsum(known) / len(known)
-    variance = math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)
-    return mean, math.sqrt(variance / len(known))
+def _over_runs(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Mean and standard error; of one measurement alone there is none to tell beside the others' number of runs."""
+    found = mean_and_error(values)
+    return (found[0], found[1]) if found and found[1] is not None else None
 
 
 def _list_differences(rows: Sequence[Row], plans: Sequence[Topology]) -> list[str]:

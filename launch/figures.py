@@ -56,14 +56,19 @@ class Drawing:
 
 
 def render(drawing: Drawing, run: Run) -> bytes | None:
-    """The drawing as PNG; nothing of matplotlib's global state is used or changed."""
+    """The drawing as PNG."""
+    return to_png(lambda: drawing.draw(run))
+
+
+def to_png(draw: "Callable[[], Figure | None]") -> bytes | None:
+    """What is drawn, as PNG; nothing of matplotlib's global state is used or changed."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-        figure = drawing.draw(run)
+        figure = draw()
         if figure is None:
             return None
         FigureCanvasAgg(figure)

@@ -22,10 +22,11 @@ from topology import Topology
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["SCHEMA", "Exit", "Journals", "Outcome", "Run", "RunFolderError"]
+__all__ = ["EXIT_STATUS", "SCHEMA", "Exit", "Journals", "Outcome", "Run", "RunFolderError"]
 __all__ += ["load", "load_summary", "load_topology", "summarize", "write_summary"]
 
 SCHEMA = 2
+EXIT_STATUS = {"complete": 0, "degraded": 3, "failed": 1}
 PACKAGES = ("distill-swarm", "torch", "torchvision", "numpy", "pyzmq", "msgspec", "xxhash")
 
 
