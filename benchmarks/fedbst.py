@@ -48,9 +48,10 @@ def row(name: str, runs: list[dict[str, Any]], folders: list[Path], baseline: li
     """One line: local test accuracy, mean over clients and seeds, and what each client came to."""
     scores = [one["local_accuracy"] for one in runs]
     differences = [score - base for score, base in zip(scores, baseline, strict=True)]
-    ends = [[event for event in load(folder).rounds if event["round"] == event_rounds(folder)] for folder in folders]
+    every = [(load(folder).journals.rounds, event_rounds(folder)) for folder in folders]
+    ends = [[event for event in events if event["round"] == last] for events, last in every]
     worst = fmean(min(e["local_accuracy"] for e in end if e["local_accuracy"] is not None) for end in ends)
-    labels = [e["method"]["label_accuracy"] for f in folders for e in load(f).rounds if "label_accuracy" in e["method"]]
+    labels = [e["method"]["label_accuracy"] for events, _ in every for e in events if "label_accuracy" in e["method"]]
     shown = f"{fmean(labels):.3f}" if labels else "-"
     payload = fmean(one["bytes"]["payload"] for one in runs) / 1e6
     return (
@@ -90,7 +91,7 @@ def sweep(folder: Path, name: str) -> None:
         shown = str(int(value) - 1) if name == "clients" else value
         out = folder / f"{name}-{shown}"
         found = summary_of(out, ["swarm.seed=1", *SHORT, *changes])
-        events = load(out).rounds
+        events = load(out).journals.rounds
         last = [event["local_accuracy"] for event in events if event["round"] == found["rounds"]]
         counted = [event for event in events if "ambiguous" in event["method"]]
         newest = max(event["round"] for event in counted)

@@ -4,15 +4,17 @@ Runs what is not there yet, one run after another, and prints a table in Markdow
 """
 
 import argparse
-import json
-import subprocess
 import sys
+from math import nan
 from pathlib import Path
-from statistics import fmean, stdev
 
-from machine import EXAMPLES, SWARM, describe
+from machine import EXAMPLES, describe
 
-from topology import load
+from launch.grid import Cell, check
+from launch.results import RunFolderError, load_summary
+from launch.spread import mean_and_error
+from launch.sweep import run_cells
+from topology import TopologyError
 
 Accuracies = dict[int, tuple[float, float]]
 """By seed: global and local accuracy."""
@@ -20,34 +22,22 @@ Accuracies = dict[int, tuple[float, float]]
 
 def run(file: Path, out: Path, changes: list[str]) -> tuple[float, float]:
     """Global and local accuracy of a run of this file with these changes, made now if it is not there."""
-    if not (out / "summary.json").exists():
-        options = [part for change in changes for part in ("--set", change)]
-        command = [*SWARM, "run", str(file), "--quiet", "--out", str(out), *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{out}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    found = json.loads((out / "summary.json").read_text())
+    cell = Cell(out, file, dict(change.split("=", 1) for change in changes))
+    try:
+        todo = [one for one in check([cell]) if not one.finished]
+    except (TopologyError, RunFolderError) as error:
+        sys.exit(str(error))
+    told: list[str] = []
+    run_cells(todo, 1, lambda _, status, said: told.append(f"exit status {status}\n{said}"))
+    found = load_summary(out)
     if found["status"] != "complete":
-        sys.exit(f"{out} holds a run that is {found['status']}: remove it, and start again")
-    if not is_of(file, out, changes):
-        sys.exit(f"{out} holds a run with other settings: remove it, or name another folder")
+        sys.exit(f"{out} is {found['status']}: remove it, and start again\n{''.join(told)}")
     return found["global_accuracy"], found["local_accuracy"]
 
 
-def is_of(file: Path, out: Path, changes: list[str]) -> bool:
-    """Whether a run folder is of this file with these changes."""
-    wanted, there = load(file, changes), load(out / "topology.toml")
-    sections = ("swarm", "graph", "data", "models", "training", "transport", "peer")
-    return (
-        all(getattr(wanted, section) == getattr(there, section) for section in sections)
-        and wanted.method.name == there.method.name
-        and wanted.method.options.items() <= there.method.options.items()
-    )
-
-
 def spread(values: list[float]) -> str:
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{fmean(values):.4f} ± {error:.4f}"
+    mean, error = mean_and_error(values) or (nan, None)
+    return f"{mean:.4f} ± {nan if error is None else error:.4f}"
 
 
 def table(results: dict[str, Accuracies], seeds: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -15,7 +15,6 @@ from rich.console import Console
 from topology import TopologyError, load
 
 PAGE_WIDTH = 130  # of what goes to a file or a pipe, where no window narrows it
-EXIT_STATUS = {"complete": 0, "degraded": 3, "failed": 1}
 
 app = typer.Typer(
     help="Decentralized federated learning with real processes and real sockets, from one topology file.",
@@ -70,6 +69,7 @@ def run(
         supervisor = start(topology, neighbors, folder, console, quiet, zero)
     outcome = supervisor.run()
     from launch.finish import finish
+    from launch.results import EXIT_STATUS
 
     finish(folder, outcome, console)
     raise typer.Exit(EXIT_STATUS[outcome.status])
@@ -111,16 +111,60 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run fol
 
 
 @app.command()
-def compare(folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Run folders.")]) -> None:
-    """Print runs side by side; runs that differ in their seed alone are averaged."""
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Run folders.")],
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Of two runs, name the first round, peer and tensor that differ in a bit."),
+    ] = False,
+) -> None:
+    """Print runs side by side; runs that differ in their seed alone are averaged.
+
+    With --exact: exit status 0 if two runs are equal to the bit as far as both go, 1 if they part.
+    """
+    console = Console()
+    if exact:
+        from launch.exact import compare_exactly
+
+        with _wrong_folder_ends_with_2():
+            if len(folders) != 2:
+                raise TopologyError(f"--exact: compares two run folders, {len(folders)} were given")
+            found = compare_exactly(*folders)
+        _say(found.lines, console)
+        raise typer.Exit(0 if found.equal else 1)
     from launch.compare import compare as compare_runs
 
     with _wrong_folder_ends_with_2():
         comparison = compare_runs(folders)
-    console = Console()
     console.print(comparison.table(), crop=False)
-    for note in comparison.notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    _say(comparison.notes, console)
+
+
+def _say(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def sweep(
+    file: File,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A key and its values: --vary method.name=crad,uniform --vary swarm.seed=1,2,3."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: runs/NAME-sweep.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="How many may run at once, where memory allows it.")] = 1,
+) -> None:
+    """Run every combination of values that has not been run, and print mean and standard error over seeds.
+
+    Started again, it goes on where it stopped. Exit status: 0 all complete, 3 some degraded, 1 some failed or it was
+    stopped, 2 the input was wrong.
+    """
+    from launch.sweep import sweep as sweep_grid
+
+    with _wrong_folder_ends_with_2():
+        status = sweep_grid(file, vary or [], out, at_once, Console())
+    raise typer.Exit(status)
 
 
 @app.command(name="pretrain-clip")

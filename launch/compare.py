@@ -1,10 +1,8 @@
 """Puts runs side by side: one row a run, means over seeds, and every setting in which the runs differ."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -12,6 +10,8 @@ from rich.table import Table
 
 from launch import units
 from launch.results import RunFolderError, load_summary, load_topology
+from launch.settings import flatten
+from launch.spread import mean_and_error
 from topology import Topology
 
 MEASURES = (
@@ -85,10 +85,15 @@ class Comparison:
             ]
             seeds = f"n = {len(mean.seeds)}"
             table.add_row("mean ± s.e.", escape(mean.method), seeds, "", *values[:2], "", *values[2:])
-        for column in table.columns:
-            lines = [line for cell in column.cells for line in str(cell).splitlines()]
-            column.min_width = max(map(len, [*lines, *str(column.header).split()]))
+        keep_whole(table)
         return table
+
+
+def keep_whole(table: Table) -> None:
+    """Let no window, however narrow, cut or fold a cell; headers fold between words."""
+    for column in table.columns:
+        lines = [line for cell in column.cells for line in str(cell).splitlines()]
+        column.min_width = max(map(len, [*lines, *str(column.header).split()]))
 
 
 def compare(run_dirs: Sequence[str | Path]) -> Comparison:
@@ -129,7 +134,7 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
     groups: dict[str, dict[int, Row]] = {}
     notes: list[str] = []
     for row, plan in zip(rows, plans, strict=True):
-        settings = {key: value for key, value in _flatten(plan).items() if key != "swarm.seed"}
+        settings = {key: value for key, value in flatten(plan).items() if key != "swarm.seed"}
         group = groups.setdefault(repr(sorted(settings.items())), {})
         if row.status != "complete":
             notes.append(f"{row.run} is {row.status}: left out of the means.")
@@ -141,7 +146,7 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
         Mean(
             method=next(iter(group.values())).method,
             seeds=tuple(sorted(group)),
-            measures={name: _mean_and_error([row.measures[name] for row in group.values()]) for name in MEASURES},
+            measures={name: _over_runs([row.measures[name] for row in group.values()]) for name in MEASURES},
         )
         for group in groups.values()
         if len(group) > 1
@@ -149,20 +154,17 @@ def _average(rows: Sequence[Row], plans: Sequence[Topology]) -> tuple[list[Mean]
     return means, notes if means else []
 
 
-def _mean_and_error(values: Iterable[float | None]) -> tuple[float, float] | None:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    mean = math.fsum(known) / len(known)
-    variance = math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)
-    return mean, math.sqrt(variance / len(known))
+def _over_runs(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Mean and standard error; of one measurement alone there is none to tell beside the others' number of runs."""
+    found = mean_and_error(values)
+    return (found[0], found[1]) if found and found[1] is not None else None
 
 
 def _list_differences(rows: Sequence[Row], plans: Sequence[Topology]) -> list[str]:
     """Each setting with more than one value; a method's own settings are compared within that method."""
     values: dict[str, dict[str, list[str]]] = {}
     keys: dict[str, None] = {}
-    flat = [_flatten(plan) for plan in plans]
+    flat = [flatten(plan) for plan in plans]
     for settings in flat:
         keys |= dict.fromkeys(settings)
     for row, settings in zip(rows, flat, strict=True):
@@ -182,22 +184,6 @@ def _tell(by_value: Mapping[str, Sequence[str]]) -> str:
     rest = f"; {common} in the {len(by_value[common])} others" if len(by_value[common]) > 3 else ""
     named = [value for value in by_value if not rest or value != common]
     return "; ".join(f"{value} in {', '.join(by_value[value])}" for value in named) + rest
-
-
-def _flatten(plan: Topology) -> dict[str, Any]:
-    """Every setting under its dotted key, less the run's name, which changes nothing."""
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
-    walk("", plan.model_dump())
-    flat.pop("swarm.name")
-    return flat
 
 
 def _write(name: str, value: float | None) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _tested(run: Run) -> dict[int, list[Event]]:
     """The clients' rounds that hold evidence: of the first such round, before anybody was taught, and of the last."""
     by_round: dict[int, list[Event]] = {}
-    for event in run.rounds:
+    for event in run.journals.rounds:
         if event.get("evidence"):
             by_round.setdefault(event["round"], []).append(event)
     return {number: by_round[number] for number in sorted(by_round) if number in (min(by_round), max(by_round))}

@@ -56,14 +56,19 @@ class Drawing:
 
 
 def render(drawing: Drawing, run: Run) -> bytes | None:
-    """The drawing as PNG; nothing of matplotlib's global state is used or changed."""
+    """The drawing as PNG."""
+    return to_png(lambda: drawing.draw(run))
+
+
+def to_png(draw: "Callable[[], Figure | None]") -> bytes | None:
+    """What is drawn, as PNG; nothing of matplotlib's global state is used or changed."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-        figure = drawing.draw(run)
+        figure = draw()
         if figure is None:
             return None
         FigureCanvasAgg(figure)
@@ -103,7 +108,7 @@ def draw_accuracy(run: Run) -> "Figure | None":
     figure = blank(3.9)
     axes = figure.subplots()
     by_peer: dict[int, list[tuple[int, float]]] = {}
-    for event in run.rounds:
+    for event in run.journals.rounds:
         if event["global_accuracy"] is not None and event["peer"] != run.topology.coordinator:
             by_peer.setdefault(event["peer"], []).append((event["round"], event["global_accuracy"]))
     lost = {one["peer"] for one in summary["peers_lost"]}
@@ -149,7 +154,7 @@ def teacher_accuracy(run: Run) -> list[float | None]:
     """By round, how often the coordinator's teacher is right about the public samples, where it says so."""
     said = {
         event["round"]: event["method"]["teacher_accuracy"]
-        for event in run.rounds
+        for event in run.journals.rounds
         if "teacher_accuracy" in event["method"]
     }
     return [said.get(number) for number in range(1, max(said, default=0) + 1)]
@@ -177,14 +182,14 @@ def _plot_mean(
 
 def draw_edge_bytes(run: Run) -> "Figure | None":
     """Payload per directed edge, sender by receiver."""
-    if not run.delivered:
+    if not run.journals.delivered:
         return None
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
     peers = run.summary["peers"]
     megabytes = np.zeros((peers, peers))
-    for event in run.delivered:
+    for event in run.journals.delivered:
         megabytes[event["sender"], event["peer"]] += event["payload"] / 1e6
     shown = np.ma.masked_equal(megabytes, 0.0)
     figure = blank(4.7)
@@ -206,7 +211,7 @@ def draw_edge_bytes(run: Run) -> "Figure | None":
 
 def draw_latency(run: Run) -> "Figure | None":
     """How long messages took, and which of the five parts the time went into."""
-    if not run.delivered:
+    if not run.journals.delivered:
         return None
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -215,7 +220,7 @@ def draw_latency(run: Run) -> "Figure | None":
     top, bottom = figure.subplots(2, 1, height_ratios=(2.2, 0.5 + 0.3 * len(models)))
 
     floor_ms = 1e-3  # the journal's clock is not finer than this
-    observed = np.maximum([event["observed_ms"] for event in run.delivered], floor_ms)
+    observed = np.maximum([event["observed_ms"] for event in run.journals.delivered], floor_ms)
     low, high = float(observed.min()) / 1.1, float(observed.max()) * 1.1
     top.hist(observed, bins=list(np.geomspace(low, high, 41)), color=SKY, edgecolor="white", linewidth=0.3)
     top.set_xscale("log")
@@ -254,8 +259,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def group_by_model(run: Run) -> dict[str, list[Event]]:
     """The delivered messages by the sender's model, the eight most frequent models at most."""
     groups: dict[str, list[Event]] = {}
-    for event in run.delivered:
-        model = run.started.get(event["sender"], {}).get("model", "unknown")
+    for event in run.journals.delivered:
+        model = run.journals.started.get(event["sender"], {}).get("model", "unknown")
         groups.setdefault(str(model), []).append(event)
     frequent = sorted(groups, key=lambda model: len(groups[model]), reverse=True)[:8]
     return {model: groups[model] for model in groups if model in frequent}
@@ -263,7 +268,7 @@ def group_by_model(run: Run) -> dict[str, list[Event]]:
 
 def draw_round_time(run: Run) -> "Figure | None":
     """What the mean round of each peer is made of."""
-    trained = [event for event in run.rounds if event["participates"]]
+    trained = [event for event in run.journals.rounds if event["participates"]]
     if not trained:
         return None
     by_peer: dict[int, list[Event]] = {}

@@ -74,6 +74,20 @@ def read_journal(journal: Path) -> list[Event]:
     return events
 
 
+def read_faults(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of faults.jsonl; a run without a fault plan has no such file. A torn last line is forgotten."""
+    path = run_dir / "faults.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    whole = [(number, line) for number, line in enumerate(lines[:-1], start=1) if line.strip()]
+    faults = []
+    for number, line in whole:
+        try:
+            faults.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(f"{path}, line {number} is no JSON object: it was changed after the run.") from error
+    return faults
+
+
 def _decode(line: bytes) -> Event | None:
     try:
         event = json.loads(line)

@@ -117,8 +117,8 @@ def list_troubles(run: Run) -> list[str]:
     if foretold is not None and foretold != summary["bytes"]["payload"]:
         payload = units.compared(summary["bytes"]["payload"], foretold)
         troubles.append(f"Payload differs from what was foretold: {payload}.")
-    if run.refused:
-        troubles.append(f"{units.count(len(run.refused), 'message')} or connection refused: see “Refused”.")
+    if run.journals.refused:
+        troubles.append(f"{units.count(len(run.journals.refused), 'message')} or connection refused: see “Refused”.")
     return troubles
 
 
@@ -146,7 +146,7 @@ def _key_numbers(run: Run) -> Html:
             (
                 "Payload",
                 units.megabytes(counted["payload"]),
-                f"{counted['payload']:,} B, {units.count(len(run.delivered), 'message')}",
+                f"{counted['payload']:,} B, {units.count(len(run.journals.delivered), 'message')}",
             ),
             ("Stream", units.megabytes(counted["stream"]), over),
             (
@@ -185,20 +185,20 @@ def _again(run: Run) -> Html:
 
 def _peers(run: Run) -> Html:
     selected = run.summary["selected_round"]
-    at_selection = {event["peer"]: event for event in run.rounds if event["round"] == selected}
+    at_selection = {event["peer"]: event for event in run.journals.rounds if event["round"] == selected}
     received, sent = (
         dict.fromkeys(range(run.summary["peers"]), 0),
         dict.fromkeys(range(run.summary["peers"]), 0),
     )
-    for event in run.delivered:
+    for event in run.journals.delivered:
         received[event["peer"]] += event["payload"]
         sent[event["sender"]] += event["payload"]
-    stream = {one["peer"]: sum(edge["stream"] for edge in one["edges"]) for one in run.books}
+    stream = {one["peer"]: sum(edge["stream"] for edge in one["edges"]) for one in run.journals.books}
     lost = {one["peer"]: one for one in run.summary["peers_lost"]}
     rows = []
     for peer in range(run.summary["peers"]):
-        begun, ended = run.started.get(peer, {}), run.finished.get(peer, {})
-        spent = [event["seconds"] for event in run.rounds if event["peer"] == peer]
+        begun, ended = run.journals.started.get(peer, {}), run.journals.finished.get(peer, {})
+        spent = [event["seconds"] for event in run.journals.rounds if event["peer"] == peer]
         total = sum(one["total"] for one in spent)
         samples = begun.get("samples", {})
         rows.append(
@@ -240,8 +240,8 @@ def _peers(run: Run) -> Html:
 def _books(run: Run) -> Html:
     counted, checked = run.summary["bytes"], run.summary["connections"]
     without = set(counted["without_books"])
-    edges = {(event["sender"], event["peer"]) for event in run.delivered if event["sender"] not in without}
-    edges |= {(event["peer"], edge["receiver"]) for event in run.books for edge in event["edges"]}
+    edges = {(event["sender"], event["peer"]) for event in run.journals.delivered if event["sender"] not in without}
+    edges |= {(event["peer"], edge["receiver"]) for event in run.journals.books for edge in event["edges"]}
     agreed = len(edges) - len(counted["disagreements"])
     foretold = counted["foretold_payload"]
     payload = (
@@ -288,8 +288,8 @@ def _latency(run: Run) -> Html:
 
 
 def _details(run: Run) -> Iterable[Html]:
-    never = [(e["sender"], e["peer"], str(e["reason"]), e["round"]) for e in run.missing]
-    given_up = [(e["peer"], e["receiver"], str(e["reason"]), e["round"]) for e in run.undelivered]
+    never = [(e["sender"], e["peer"], str(e["reason"]), e["round"]) for e in run.journals.missing]
+    given_up = [(e["peer"], e["receiver"], str(e["reason"]), e["round"]) for e in run.journals.undelivered]
     for title, lost in (("Messages that never came", never), ("Messages their sender gave up", given_up)):
         by_edge: dict[tuple[int, int, str], set[int]] = {}
         for sender, receiver, reason, number in lost:
@@ -299,16 +299,16 @@ def _details(run: Run) -> Iterable[Html]:
             rows = [[*edge[:2], len(found), units.ranges(found), edge[2]] for edge, found in by_edge.items()]
             headers = ["sender", "receiver", "messages", "rounds", "reason"]
             yield page.table(headers, rows, left=0, wrap_last=True)
-    if run.errors:
+    if run.journals.errors:
         yield page.heading("Tracebacks")
-        for event in run.errors:
+        for event in run.journals.errors:
             where = f"Peer {event['peer']} at {event['t']:.1f} s, see also peers/{event['peer']}/log.txt"
             yield page.fold(where, page.code(event["traceback"]))
-    if run.refused:
+    if run.journals.refused:
         yield page.heading("Refused")
-        rows = [[f"{e['t']:.1f}", e["peer"], e["source"], e["reason"]] for e in run.refused]
+        rows = [[f"{e['t']:.1f}", e["peer"], e["source"], e["reason"]] for e in run.journals.refused]
         yield page.table(["at s", "by peer", "source", "reason"], rows, left=0, wrap_last=True)
-    troubled = [event for event in run.links if event["state"] not in ("alive", "left")]
+    troubled = [event for event in run.journals.links if event["state"] not in ("alive", "left")]
     if troubled:
         yield page.heading("Links in trouble")
         rows = [[f"{e['t']:.1f}", e["peer"], e["neighbor"], e["state"], e["reason"]] for e in troubled]

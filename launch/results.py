@@ -7,20 +7,26 @@ import os
 import platform
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 import topology
+from launch import frames
 from launch.journals import Event, Journals, RunFolderError, read_journals
 from topology import Topology
 
-__all__ = ["SCHEMA", "Exit", "Journals", "Outcome", "Run", "RunFolderError"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["EXIT_STATUS", "SCHEMA", "Exit", "Journals", "Outcome", "Run", "RunFolderError"]
 __all__ += ["load", "load_summary", "load_topology", "summarize", "write_summary"]
 
 SCHEMA = 2
+EXIT_STATUS = {"complete": 0, "degraded": 3, "failed": 1}
 PACKAGES = ("distill-swarm", "torch", "torchvision", "numpy", "pyzmq", "msgspec", "xxhash")
 
 
@@ -46,21 +52,43 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Journals):
-    """A run folder in memory: the file, the summary and all journals (see docs/run-folder.md)."""
+class Run:
+    """A run folder in memory: the file, the summary and all journals (see docs/run-folder.md).
+
+    The data frames are made when they are first asked for, and need pandas.
+    """
 
     path: Path
     topology: Topology
     summary: dict[str, Any]
+    journals: Journals
+
+    @cached_property
+    def rounds(self) -> "DataFrame":
+        """One row for each peer and round."""
+        return frames.of_rounds(self.journals)
+
+    @cached_property
+    def transfers(self) -> "DataFrame":
+        """One row for each delivered message."""
+        return frames.of_transfers(self.journals)
+
+    @cached_property
+    def peers(self) -> "DataFrame":
+        """One row for each peer."""
+        return frames.of_peers(self.journals, self.summary)
+
+    @cached_property
+    def faults(self) -> "DataFrame":
+        """One row for each fault as it fired."""
+        return frames.of_faults(self.path)
 
 
 def load(run_dir: str | Path) -> Run:
     """Read a run folder whole; RunFolderError says what is missing when it is not one."""
     run_dir = Path(run_dir)
     summary = load_summary(run_dir)
-    journals = read_journals(run_dir)
-    plain = {one.name: getattr(journals, one.name) for one in fields(journals)}
-    return Run(path=run_dir, topology=load_topology(run_dir), summary=summary, **plain)
+    return Run(path=run_dir, topology=load_topology(run_dir), summary=summary, journals=read_journals(run_dir))
 
 
 def load_summary(run_dir: str | Path) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class RunFolder:
         participates: bool = True,
         method: dict[str, Any] | None = None,
         evidence: dict[str, Any] | None = None,
+        snapshot: str = "00ff",
     ) -> None:
         spent = seconds or {
             "statistics": 0.1,
@@ -88,7 +89,7 @@ class RunFolder:
             seconds=spent,
             present=[],
             missing=[],
-            snapshot="00ff",
+            snapshot=snapshot,
             method=method or {},
             evidence=evidence or {},
         )

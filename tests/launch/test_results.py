@@ -111,7 +111,7 @@ def test_a_run_that_died_before_any_peer_wrote_still_has_a_summary(make_run):
     assert summary["bytes"]["payload"] == 0
     assert summary["latency_ms"] == {"p50": None, "p95": None, "p99": None}
     assert summary["peak_rss_mb"] is None
-    assert load(run.path).rounds == []
+    assert load(run.path).journals.rounds == []
 
 
 @pytest.mark.parametrize(
@@ -289,21 +289,21 @@ def test_load_gives_the_topology_the_summary_and_all_events_with_their_peer(make
     assert loaded.path == run.path
     assert loaded.topology.swarm.peers == 12
     assert loaded.summary["status"] == "degraded"
-    assert {peer: event["model"] for peer, event in loaded.started.items()} == {
+    assert {peer: event["model"] for peer, event in loaded.journals.started.items()} == {
         0: "model-0",
         2: "model-2",
         11: "model-11",
     }
-    assert [event["peer"] for event in loaded.rounds] == [0, 2, 11]
-    assert [(e["peer"], e["sender"], e["payload"]) for e in loaded.delivered] == [(2, 11, 77)]
-    assert list(loaded.finished) == [0]
+    assert [event["peer"] for event in loaded.journals.rounds] == [0, 2, 11]
+    assert [(e["peer"], e["sender"], e["payload"]) for e in loaded.journals.delivered] == [(2, 11, 77)]
+    assert list(loaded.journals.finished) == [0]
     kinds = (
-        loaded.undelivered,
-        loaded.links,
-        loaded.refused,
-        loaded.errors,
-        loaded.books,
-        loaded.connections,
+        loaded.journals.undelivered,
+        loaded.journals.links,
+        loaded.journals.refused,
+        loaded.journals.errors,
+        loaded.journals.books,
+        loaded.journals.connections,
     )
     assert [[event["peer"] for event in events] for events in kinds] == [[0], [0], [0], [0], [2], [2]]
 

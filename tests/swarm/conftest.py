@@ -39,10 +39,16 @@ def small(**sections: Any) -> dict[str, Any]:
 
 
 class Running:
-    """A `swarm run` under way. Its processes carry a mark in their environment, which no fork and no exec takes off."""
+    """A run or sweep. Its processes carry a mark in their environment, which neither fork nor exec takes off."""
 
     def __init__(
-        self, work: Path, out: Path, topology: dict[str, Any], arguments: tuple[str, ...], environment: dict[str, str]
+        self,
+        work: Path,
+        out: Path,
+        topology: dict[str, Any],
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        verb: str,
     ) -> None:
         self.folder = out
         self.file = work / "topology.toml"
@@ -55,7 +61,7 @@ class Running:
         name, mark = self._mark.split("=")
         with self._said.open("wb") as output:
             self.process = subprocess.Popen(
-                [SWARM, "run", self.file, "--out", self.folder, *arguments],
+                [SWARM, verb, self.file, "--out", self.folder, *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=work, start_new_session=True,
                 env=os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": PYTHONPATH, name: mark} | environment,
             )  # fmt: skip
@@ -176,12 +182,13 @@ def start(_runs: list[Running], tmp_path_factory: pytest.TempPathFactory) -> Cal
         out: Path | None = None,
         environment: dict[str, str] | None = None,
         files: dict[str, str] | None = None,
+        verb: str = "run",
         **sections: Any,
     ) -> Running:
         work = tmp_path_factory.mktemp("swarm")
         for name, text in (files or {}).items():
             (work / name).write_text(text)
-        running = Running(work, out or work / "run", small(**sections), arguments, environment or {})
+        running = Running(work, out or work / "run", small(**sections), arguments, environment or {}, verb)
         _runs.append(running)
         return running
 

@@ -74,6 +74,27 @@ def test_compare_prints_runs_side_by_side(reference, folder, command, tmp_path):
     assert f"{reference.summary['global_accuracy']:.3f}" in said
 
 
+def test_exact_finds_the_round_the_peers_and_the_tensor_at_which_runs_part(reference, folder, run, command, tmp_path):
+    status, said, attempts = command("compare", "--exact", reference.folder, folder, cwd=tmp_path)
+    assert (status, attempts) == (0, []), said
+    assert "equal to the bit: 32 snapshots, rounds 1–8 of peers 0–3" in said
+    other = run("--set", "training.learning_rate=0.0021", "--set", "swarm.rounds=1")
+    same = run("--set", "swarm.rounds=1")
+    status, said, _ = command("compare", "--exact", same.folder, other.folder, cwd=tmp_path)
+    assert status == 1
+    first, second, third = said.splitlines()
+    assert "training.learning_rate differs: 0.002 in" in first
+    assert "part in round 1: peers 0–3 differ, 0 others still alike" in second
+    assert re.search(r"Checkpoints of peer 0 after round 1: \S+ is the first tensor that differs, by 0\.0\d+ at", third)
+
+
+def test_exact_takes_two_runs(reference, folder, command, tmp_path):
+    for folders in ([folder], [reference.folder, folder, folder]):
+        status, said, _ = command("compare", "--exact", *folders, cwd=tmp_path)
+        assert status == 2
+        assert f"compares two run folders, {len(folders)} were given" in said
+
+
 def test_report_is_written_anew(folder, command, tmp_path):
     (folder / "report.html").unlink()
     status, said, _ = command("report", folder, cwd=tmp_path)
@@ -85,7 +106,8 @@ def test_report_is_written_anew(folder, command, tmp_path):
 def test_folders_that_are_no_run_are_refused(reference, command, tmp_path):
     (tmp_path / "empty").mkdir()
     for place in ("nowhere", "empty", str(reference.file)):
-        for line in (["report", place], ["compare", place], ["compare", reference.folder, place]):
+        pair = [reference.folder, place]
+        for line in (["report", place], ["compare", place], ["compare", *pair], ["compare", "--exact", *pair]):
             status, said, attempts = command(*line, cwd=tmp_path)
             assert status == 2, said
             assert place in said
