@@ -11,8 +11,8 @@ from peer.methods.registry import METHODS, find
 from peer.methods.weighting import WEIGHTINGS
 from topology import graphs
 
-PEER_TO_PEER = [name for name in METHODS if not find(name).coordinated and name != "ssl"]
-"""Those that a file without a coordinator and public samples can name; the others are in test_coordinator.py."""
+PEER_TO_PEER = [name for name in METHODS if not find(name).coordinated and name not in ("ssl", "zeroshot")]
+"""Those that a file without coordinator, public samples or CLIP can name; the others have files of their own."""
 
 
 @pytest.fixture(scope="module")
