@@ -133,7 +133,7 @@ def test_with_few_drawn_all_relabel_and_listen_and_only_those_train(prompt_run):
     ],
 )
 def test_what_it_is_compared_with_runs_whole(prompt_run, method, options):
-    ended = prompt_run(method, method=options)
+    ended = prompt_run(method, method=options, swarm={"rounds": 1})
     assert ended.status == 0, ended.output
     assert ended.summary["status"] == "complete"
     assert 0.3 < ended.summary["local_accuracy"] <= 1
