@@ -112,11 +112,12 @@ def sweep(folder: Path, name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the runs and the pictures are kept")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--sweeps", nargs="*", choices=SWEEPS, default=list(SWEEPS))
     chosen = parser.parse_args()
     print(describe())
-    compare(chosen.folder, chosen.seeds)
+    if chosen.seeds:
+        compare(chosen.folder, chosen.seeds)
     for name in chosen.sweeps:
         sweep(chosen.folder, name)
 
