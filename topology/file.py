@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from topology.edges import Edge, edge_mistakes
 from topology.errors import TopologyError, raise_any
+from topology.faults import Fault, fault_mistakes
 from topology.mistakes import sentences
 from topology.sections import (
     CompleteGraph,
@@ -46,6 +47,7 @@ class Topology(Section):
     devices: DevicesSection = Field(default_factory=DevicesSection)
     peer: list[PeerOverride] = Field(default_factory=list)
     edge: list[EdgeEntry] = Field(default_factory=list)
+    fault: list[Fault] = Field(default_factory=list)
 
     def override(self, peer: int) -> PeerOverride | None:
         """The `[[peer]]` entry of a peer, if it has one."""
@@ -102,6 +104,15 @@ class Topology(Section):
             raise_any(edge_mistakes(_listed(entries), info.data["swarm"].peers, directed))
         return entries
 
+    @field_validator("fault")
+    @classmethod
+    def _faults_befall_what_is_there(cls, faults: list[Fault], info: ValidationInfo) -> list[Fault]:
+        swarm = info.data.get("swarm")
+        if swarm is not None:
+            coordinators = [entry.id for entry in info.data.get("peer", []) if entry.role == "coordinator"]
+            raise_any(fault_mistakes(faults, swarm.peers, swarm.rounds, next(iter(coordinators), None)))
+        return faults
+
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
     """Read a topology file, with overrides such as "swarm.rounds=5" on top. Raises `TopologyError`."""
@@ -144,11 +155,24 @@ def _apply(override: str, data: dict[str, Any]) -> None:
     section, dot, name = (part.strip() for part in key.partition("."))
     if not (equals and dot and section and name):
         raise TopologyError(f"{override!r}: an override is section.key=value, such as swarm.rounds=5")
+    if section == "fault":
+        _apply_to_fault(override, name, _value(override, text.strip()), data)
+        return
     if section in ("peer", "edge"):
         raise TopologyError(f"{override!r}: [[{section}]] entries cannot be overridden; change them in the file")
     table = data.setdefault(section, {})
     if isinstance(table, dict):
         table[name] = _value(override, text.strip())
+
+
+def _apply_to_fault(override: str, name: str, value: object, data: dict[str, Any]) -> None:
+    id, dot, key = name.rpartition(".")
+    entries = data.get("fault", [])
+    rules = {entry["id"]: entry for entry in entries if isinstance(entry, dict) and "id" in entry}
+    if not dot or id not in rules:
+        known = ", ".join(sorted(map(str, rules))) or "none"
+        raise TopologyError(f"{override!r}: must be fault.ID.key=value with the id of a fault of the file: {known}")
+    rules[id][key] = value
 
 
 def _value(override: str, text: str) -> object:

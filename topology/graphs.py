@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from topology import sections
 from topology.edges import Edge, edge_mistakes, read_edges
 from topology.errors import TopologyError, raise_any
+from topology.faults import unmatched
 from topology.file import Topology
 from topology.seeds import stream_seed
 
@@ -51,6 +52,7 @@ def build(topology: Topology) -> nx.DiGraph[int]:
             graph.add_edges_from(drawn.to_directed().edges)
     raise_any(_isolated(graph, topology))
     raise_any(_set_weights(graph, weighted, topology))
+    raise_any(unmatched(topology.fault, list(graph.edges), topology.coordinator))
     return graph
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 Node = dict[str, Any]  # of the JSON schema
 Path = tuple[str | int, ...]
 
-LISTS = ("peer", "edge")  # written as [[peer]], [[edge]]
+LISTS = ("peer", "edge", "fault")  # written as [[peer]], [[edge]], [[fault]]
 BOUNDS = {
     "minimum": ", at least",
     "exclusiveMinimum": " above",
@@ -69,7 +69,12 @@ class _Guide:
                 return path, f"{key} is missing: it must be {self._allowed(node)}"
             case "union_tag_invalid":
                 kinds = [branch["properties"]["kind"]["const"] for branch in self._branches(node)]
-                return (*path, "kind"), self._refused("graph.kind", mistake["input"]["kind"], _one_of(kinds), kinds)
+                path = (*path, "kind")
+                return path, self._refused(self._key(path), mistake["input"]["kind"], _one_of(kinds), kinds)
+            case "union_tag_not_found":
+                kinds = [branch["properties"]["kind"]["const"] for branch in self._branches(node)]
+                path = (*path, "kind")
+                return path, f"{self._key(path)} is missing: it must be {_one_of(kinds)}"
             case "value_error":
                 text = str(mistake["ctx"]["error"])
                 # What is checked between several keys names them itself.
@@ -134,8 +139,9 @@ class _Guide:
         (table,) = self._branches(owner)
         known = list(table["properties"])
         near = suggestion(word, known) or self._elsewhere(word)
-        kind = table["properties"].get("kind", {}).get("const") if path[0] == "graph" else None
-        what = f"graph.kind = {kind!r} has no such key" if kind else "there is no such key"
+        kind = table["properties"].get("kind", {}).get("const") if path[0] in ("graph", "fault") else None
+        of = "graph.kind" if path[0] == "graph" else "a fault of kind"
+        what = f"{of} = {kind!r} has no such key" if kind else "there is no such key"
         return f"{key} = {given}: {what}.{near} Allowed: {', '.join(known)}"
 
     def _elsewhere(self, word: str) -> str:
@@ -197,9 +203,9 @@ def _header(name: str) -> str:
 
 
 def _label(head: str, entry: object) -> str:
-    names = ("id",) if head == "peer" else ("from", "to")
+    names, kind = (("from", "to"), int) if head == "edge" else (("id",), int if head == "peer" else str)
     ends = [entry.get(name) for name in names] if isinstance(entry, dict) else [None]
-    return " -> ".join(map(str, ends)) if all(isinstance(end, int) for end in ends) else ""
+    return " -> ".join(map(str, ends)) if all(isinstance(end, kind) for end in ends) else ""
 
 
 def _dotted(parts: Path) -> str:

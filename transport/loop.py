@@ -22,19 +22,17 @@ from transport import control
 from transport.books import EdgeBook, message_bytes
 from transport.commands import Commands
 from transport.connections import Connections
+from transport.customs import check_sender, open_message
 from transport.layout import Snapshot
-from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, Piece, decode, encode
+from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, encode
 from transport.protocol import Protocol
+from transport.sockets import open_socket
 from transport.transfers import Delivery, Event, Missing, Send
 
 Record = Callable[[str, dict[str, Any]], None]
 
 BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
-# Pieces up to this size are copied: sending in place costs a ZeroMQ context and three threads more.
-COPIED_BYTES = 2**18
-# Left to itself it grows to megabytes, which fall out of the processor's caches before they are read.
-SEND_BUFFER = 512 * 1024
 # pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
 READABLE, AT_ONCE, MORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
@@ -125,21 +123,8 @@ class Loop(threading.Thread):
         context.term()
 
     def _socket(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-        opened = context.socket(kind)
+        opened = open_socket(context, kind, self.settings.piece_bytes)
         self._sockets.append(opened)
-        opened.copy_threshold = COPIED_BYTES
-        opened.setsockopt(zmq.LINGER, 0)
-        opened.setsockopt(zmq.SNDBUF, SEND_BUFFER)
-        opened.setsockopt(zmq.SNDHWM, 256)
-        opened.setsockopt(zmq.RCVHWM, 256)
-        opened.setsockopt(zmq.IMMEDIATE, 1)
-        opened.setsockopt(zmq.MAXMSGSIZE, self.settings.piece_bytes + 4096)
-        opened.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        # A ZMTP heartbeat is answered by libzmq although Python hangs, and cuts a slow large frame: beats are our own.
-        opened.setsockopt(zmq.HEARTBEAT_IVL, 0)
-        opened.setsockopt(zmq.RECONNECT_IVL, 100)
-        opened.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        opened.setsockopt(zmq.BACKLOG, 256)
         return opened
 
     def _watch(self, watched: zmq.Socket[bytes], neighbor: int | None) -> None:
@@ -271,8 +256,8 @@ class Loop(threading.Thread):
             self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
         self._connections.received(descriptor, message_bytes(frames))
         try:
-            envelope, body = self._open_message(frames)
-            self._check_sender(envelope, routing_id, dealer_of)
+            envelope, body = open_message(frames, self.identity.run, self.protocol.neighbors)
+            check_sender(envelope, routing_id, dealer_of)
         except BadMessage as error:
             self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
             return
@@ -282,25 +267,6 @@ class Loop(threading.Thread):
         if not self._connections.knows(descriptor):  # the last words of a connection that has ended
             self.protocol.disconnected(now, envelope.source)
         self.dispatch()
-
-    def _open_message(self, frames: list[zmq.Frame]) -> tuple[Envelope, memoryview | None]:
-        if not 1 <= len(frames) <= 2:
-            raise BadMessage(f"{len(frames)} frames, 1 or 2 are allowed")
-        envelope = decode(frames[0].buffer)
-        if envelope.run != self.identity.run:
-            raise BadMessage(f"run {envelope.run.hex()} is not this run")
-        if envelope.source not in self.protocol.neighbors:
-            raise BadMessage(f"peer {envelope.source} is no neighbor")
-        if (len(frames) == 2) != isinstance(envelope.message, Piece):
-            raise BadMessage("a body belongs to a piece, and to nothing else")
-        return envelope, frames[1].buffer if len(frames) == 2 else None
-
-    def _check_sender(self, envelope: Envelope, routing_id: bytes, dealer_of: int | None) -> None:
-        expected = Identity(envelope.source, envelope.incarnation, envelope.run).routing_id()
-        if dealer_of is None and routing_id != expected:
-            raise BadMessage(f"says it is {expected.decode()}")
-        if dealer_of is not None and envelope.source != dealer_of:
-            raise BadMessage(f"peer {dealer_of} speaks as peer {envelope.source}")
 
     def _refuse(self, source: int | str, reason: str) -> None:
         self._refusals += 1

@@ -10,12 +10,14 @@ import pytest
 import tomli_w
 from pydantic import BaseModel
 
-from topology import Topology, graphs, sections
+from topology import Topology, faults, graphs, sections
 from topology.file import dump
 
 PAGE = (Path(__file__).parents[2] / "docs" / "topology-file.md").read_text("utf-8")
 TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 GRAPHS = get_args(sections.Kind)
+FAULTS = get_args(get_args(faults.Fault)[0])
+OF_KINDS = {"[graph]": GRAPHS, "[[fault]]": FAULTS}  # sections whose keys depend on `kind`
 TABLES: dict[str, list[type[BaseModel]]] = {
     "[swarm]": [sections.SwarmSection],
     "[graph]": list(GRAPHS),
@@ -26,6 +28,7 @@ TABLES: dict[str, list[type[BaseModel]]] = {
     "[transport]": [sections.TransportSection],
     "[devices]": [sections.DevicesSection],
     "[[peer]]": [sections.PeerOverride],
+    "[[fault]]": list(FAULTS),
 }
 
 
@@ -56,7 +59,7 @@ def test_every_section_is_there() -> None:
 def test_every_key_has_a_row_with_its_default_and_its_choices(title: str) -> None:
     documented = rows(title)
     fields = {field.alias or name: field for model in TABLES[title] for name, field in model.model_fields.items()}
-    assert list(documented) == list(fields) or title == "[graph]"
+    assert list(documented) == list(fields) or title in OF_KINDS
     assert set(documented) == set(fields)
     written_out = tomllib.loads(dump(Topology()))[title.strip("[]")]
     defaults = written_out if isinstance(written_out, dict) else {}
@@ -64,17 +67,21 @@ def test_every_key_has_a_row_with_its_default_and_its_choices(title: str) -> Non
         written, allowed = documented[key]
         if field.is_required():
             assert written == "required"
-        elif key != "kind" and field.default is not None:
-            assert written == as_toml(defaults.get(key, field.default))
-        if title != "[graph]":
+        elif key != "kind" and (default := field.get_default(call_default_factory=True)) is not None:
+            assert written == as_toml(defaults.get(key, default))
+        if title not in OF_KINDS:
             assert all(f'"{choice}"' in allowed for choice in choices(field.annotation))
 
 
-def test_every_kind_of_graph_has_a_row_with_its_keys() -> None:
-    found = re.findall(r'^\| `"([a-z-]+)"`(?: \(default\))? \| .* \| (.*)\|$', PAGE, re.MULTILINE)
-    documented = {kind: re.findall(r"`(\w+)`", keys) for kind, keys in found}
-    models = {model.model_fields["kind"].default: [*model.model_fields] for model in GRAPHS}
-    assert {kind: {"kind", *keys} for kind, keys in documented.items()} == {k: set(keys) for k, keys in models.items()}
+@pytest.mark.parametrize("title", OF_KINDS)
+def test_every_kind_has_a_row_with_its_keys(title: str) -> None:
+    text = PAGE.split(f"## `{title}`\n")[1].split("\n## ")[0]
+    found = re.findall(r'^\| `"([a-z_-]+)"`(?: \(default\))? \| .* \| (.*)\|$', text, re.MULTILINE)
+    documented = {kind: {"kind", *re.findall(r"`(\w+)`", keys)} for kind, keys in found}
+    models = {choices(model.model_fields["kind"].annotation)[0]: {*model.model_fields} for model in OF_KINDS[title]}
+    of_all = set.intersection(*models.values()) - {"kind"}  # said once, above the table
+    assert documented == {kind: keys - of_all for kind, keys in models.items()}
+    assert all(f"`{key}`" in text for key in of_all)
 
 
 @pytest.mark.parametrize("block", TOML_BLOCKS)
