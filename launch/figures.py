@@ -83,7 +83,7 @@ def blank(height_in: float) -> "Figure":
     return Figure(figsize=(WIDTH_IN, height_in))
 
 
-def _count_on(axes: "Axes", axis: str) -> None:
+def count_on(axes: "Axes", axis: str) -> None:
     """Ticks on whole numbers only: rounds and peers have no halves."""
     from matplotlib.ticker import MaxNLocator
 
@@ -145,7 +145,7 @@ def draw_accuracy(run: Run) -> "Figure | None":
     axes.margins(x=0.02)
     axes.grid(axis="y", color=LIGHT, linewidth=0.6)
     axes.set_axisbelow(True)
-    _count_on(axes, "x")
+    count_on(axes, "x")
     legend_above(axes, 3, "lower left")
     return figure
 
@@ -204,8 +204,8 @@ def draw_edge_bytes(run: Run) -> "Figure | None":
             ink = "white" if value > 0.5 * megabytes.max() else "black"
             axes.text(receiver, sender, units.short(value), ha="center", va="center", fontsize=7, color=ink)
     axes.set(xlabel="receiver (peer)", ylabel="sender (peer)")
-    _count_on(axes, "x")
-    _count_on(axes, "y")
+    count_on(axes, "x")
+    count_on(axes, "y")
     return figure
 
 
@@ -231,7 +231,7 @@ def draw_latency(run: Run) -> "Figure | None":
         value = run.summary["latency_ms"][name]
         top.axvline(value, color="black", linewidth=1.1, linestyle=line, label=f"{name} {units.milliseconds(value)}")
     top.set(xlabel="observed time of a message (ms, log scale)", ylabel="messages", xlim=(low, high))
-    _count_on(top, "y")
+    count_on(top, "y")
     legend_above(top, 3, "lower right")
 
     lefts = np.zeros(len(models))
@@ -291,7 +291,7 @@ def draw_round_time(run: Run) -> "Figure | None":
         bottoms += means[part]
     axes.set(xlabel="peer", ylabel="mean time of a round (s)")
     axes.margins(x=0.01)
-    _count_on(axes, "x")
+    count_on(axes, "x")
     legend_above(axes, 4, "lower left")
     return figure
 

@@ -14,6 +14,9 @@ def finish(folder: Path, outcome: Outcome, console: Console) -> None:
     summary = summarize(folder, outcome)
     write_summary(folder, summary)
     report = write_report(folder)
+    for rule, times in summary["faults"].items():
+        if not times:
+            console.print(f"! fault {rule!r} never fired", style="red", highlight=False, markup=False, soft_wrap=True)
     bytes_ = summary["bytes"]
     console.print(
         f"{outcome.status}{': ' + outcome.reason if outcome.reason else ''}. "

@@ -10,6 +10,7 @@ import numpy as np
 
 from launch import page, units
 from launch.evidence import EVIDENCE, local_models
+from launch.faults import FAULTS, faults_fired, never_fired
 from launch.figures import DRAWINGS, MESSAGE_PARTS, group_by_model, render
 from launch.page import Html
 from launch.results import Run, load
@@ -23,7 +24,7 @@ def write_report(run_dir: str | Path) -> Path:
     folder = run.path / "figures"
     folder.mkdir(exist_ok=True)
     pictures = []
-    for drawing in (*DRAWINGS, *EVIDENCE):
+    for drawing in (*DRAWINGS, FAULTS, *EVIDENCE):
         png = render(drawing, run)
         if png is not None:
             (folder / f"{drawing.name}.png").write_bytes(png)
@@ -42,6 +43,7 @@ def _compose(run: Run, pictures: list[Html]) -> Html:
             page.status(run.summary["status"], _headline(run), list_troubles(run)),
             _key_numbers(run),
             _again(run),
+            faults_fired(run),
             _books(run),
             _peers(run),
             local_models(run),
@@ -83,9 +85,9 @@ def _headline(run: Run) -> str:
 
 
 def list_troubles(run: Run) -> list[str]:
-    """What went wrong, in words and worst first; empty for a run that has nothing to be told about."""
+    """What went wrong, in words: faults that never fired, then the worst; empty where there is nothing to be told."""
     summary = run.summary
-    troubles = [summary["reason"]] if summary["reason"] else []
+    troubles = never_fired(run) + ([summary["reason"]] if summary["reason"] else [])
     lost = [
         f"Peer {one['peer']} was lost after round {one['last_round']}: {one['reason']}."
         for one in summary["peers_lost"]

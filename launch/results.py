@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import signal
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 
 import topology
 from launch import frames
-from launch.journals import Event, Journals, RunFolderError, read_journals
+from launch.journals import Event, Journals, RunFolderError, read_faults, read_journals
 from topology import Topology
 
 if TYPE_CHECKING:
@@ -182,11 +183,17 @@ def summarize(run_dir: str | Path, outcome: Outcome) -> dict[str, Any]:
         "injected_ms": math.fsum(event["injected_ms"] for event in journals.delivered),
         "connections": _check_connections(journals),
         "peak_rss_mb": _find_peak_memory(journals),
-        "faults": {},
+        "faults": _count_faults(plan, Path(run_dir)),
         "missing": [list(one) for one in sorted({(e["round"], e["peer"], e["sender"]) for e in journals.missing})],
         "peers_lost": lost,
         "versions": _list_versions(),
     }
+
+
+def _count_faults(plan: Topology, run_dir: Path) -> dict[str, int]:
+    """How often each rule of the plan fired, those that never did included."""
+    fired = Counter(line["rule"] for line in read_faults(run_dir))
+    return {fault.id: fired[fault.id] for fault in plan.fault}
 
 
 @dataclass(frozen=True)
