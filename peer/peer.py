@@ -5,7 +5,7 @@ randomness is a function of (seed, peer, round), all time is booked under a name
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +66,9 @@ class Peer:
         self.images: dict[str, Images] = {}
         self.kept: dict[str, Tensor] = {}
         """What the method keeps from one round to the next, beside the model."""
+        self.at_phase: list[Callable[[int, str], None]] = []
+        """What is done when a point of a round is reached, with the round and the name of the point."""
+        self._reached: set[str] = set()
         self._teachers: dict[str, nn.Module] = {}
         self._students: dict[str, nn.Module] = {}
         self._validation: tuple[Tensor, Tensor] | None = None
@@ -77,6 +80,15 @@ class Peer:
         self.present, self.missing, self.evidence = [], [], {}
         self.node.waited_s = 0.0
         self._enter(1)
+        self._reached.clear()
+        self.reach("begin")
+
+    def reach(self, phase: str) -> None:
+        """Come to a point of the round (`topology.faults.Phase`), for the first time in it or again."""
+        if phase not in self._reached:
+            self._reached.add(phase)
+            for act in self.at_phase:
+                act(self.round, phase)
 
     def begin_exchange(self) -> None:
         """Go on to the round's next exchange of messages."""
@@ -90,6 +102,7 @@ class Peer:
     def timing(self, name: str) -> Iterator[None]:
         """Book the time of a block under a name, and stop here when the supervisor has ordered so."""
         self.node.check()
+        self.reach(name)
         began = time.monotonic()
         try:
             yield
@@ -151,6 +164,7 @@ class Peer:
 
     def gather(self) -> Iterator[Arrival]:
         """The neighbors' messages of this round, as they arrive; ends when all are here or given up."""
+        self.reach("gather")
         for item in self.node.gather(self.senders):
             if isinstance(item, Missing):
                 self.missing.append(item.sender)

@@ -174,6 +174,7 @@ def _run_round(peer: Peer, run: Run, round: int) -> None:
     peer.journal.write("round", facts)
     peer.node.report(control.Round(facts))
     snapshot.save(run.peer_folder(peer.id), "checkpoint", peer.model, _facts(peer, run))
+    peer.reach("end")
 
 
 def _facts(peer: Peer, run: Run) -> dict[str, object]:
