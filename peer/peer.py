@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from peer import models, snapshot
+from peer.byzantine import Lies
 from peer.data.shard import Batches, Indices, evaluation_batches
 from peer.features import balanced, watch
 from peer.journal import Journal
@@ -68,6 +69,8 @@ class Peer:
         """What the method keeps from one round to the next, beside the model."""
         self.at_phase: list[Callable[[int, str], None]] = []
         """What is done when a point of a round is reached, with the round and the name of the point."""
+        self.lies: Lies | None = None
+        """What a peer that was told to lie says in place of the truth."""
         self._reached: set[str] = set()
         self._teachers: dict[str, nn.Module] = {}
         self._students: dict[str, nn.Module] = {}
@@ -153,6 +156,8 @@ class Peer:
         with self.timing("send"):
             sealed: dict[tuple[int, int], Snapshot] = {}
             snapshots = {}
+            if self.lies:
+                messages = self.lies.messages(self.round, self.exchange, messages)
             for receiver, tensors in messages.items():
                 layout = self.plan.message(self.id, receiver, self.round, self.exchange)
                 key = (id(tensors), layout.hash)  # what several get is packed and checksummed once
@@ -174,7 +179,10 @@ class Peer:
             self.present.append(item.sender)
             weights, extras = snapshot.from_wire(item.buffers(), item.layout)
             try:
-                yield Arrival(item.sender, weights, extras)
+                if reason := snapshot.nonsense(weights, extras):
+                    self.refuse(item.sender, reason)
+                else:
+                    yield Arrival(item.sender, weights, extras)
             finally:
                 self.node.release(item.block)
 
@@ -183,6 +191,8 @@ class Peer:
         self.present.remove(sender)
         self.missing.append(sender)
         self.journal.write("missing", {"round": self.round, "sender": sender, "reason": reason})
+        if sender == self.plan.coordinator:
+            raise CoordinatorLost(reason)
 
     def teacher(self, arrival: Arrival) -> nn.Module:
         """The neighbor's model, frozen, in evaluation mode, with the weights of its snapshot."""
@@ -204,7 +214,8 @@ class Peer:
 
         Where a round learns in several steps, each names its own.
         """
-        return RoundBatches(self, self.shard.train, step)
+        labels = self.lies.labels(self.round, self.data.y_train, self.classes) if self.lies else None
+        return RoundBatches(self, self.shard.train, step, labels)
 
     def public_batches(self, step: str) -> "RoundBatches":
         """The same over the public samples, which everybody has and whose labels nobody sees.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from peer import models
+from peer.byzantine import check_lies
 from peer.data import sets
 from peer.data.partition import Indices, deal_alike, partition, public_split
 from peer.data.shard import Shard, split_shard
@@ -221,6 +222,7 @@ def make_plan(topology: Topology, neighbors: Neighbors | None = None) -> Plan:
     of_peers = tuple(facts[label(spec)] for spec in specs)
     plan = Plan(resolved, neighbors, data, public, tuple(shards), of_peers, method, devices, threads)
     method.check(plan)
+    check_lies(plan)
     return plan
 
 

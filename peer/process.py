@@ -17,12 +17,15 @@ import psutil
 import torch
 
 from peer import snapshot
+from peer.byzantine import Lies
 from peer.features import balanced
 from peer.journal import Journal
 from peer.methods.base import Accuracies
 from peer.peer import CoordinatorLost, Peer
 from peer.plan import Plan
+from topology.faults import Byzantine
 from transport import control
+from transport.faultlog import FaultLog
 from transport.layout import Layout
 from transport.loop import Loop
 from transport.messages import Identity
@@ -64,6 +67,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
             torch.use_deterministic_algorithms(True)
         endpoint = node.open(timeout_s=30.0)
         peer = Peer(id, plan, node, journal)
+        if told := [rule for rule in plan.topology.fault if isinstance(rule, Byzantine) and rule.peer == id]:
+            peer.lies = Lies(told, FaultLog(run.folder, run.zero))
         _record_start(peer, endpoint, incarnation)
         node.report(control.Ready(endpoint))
         addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)

@@ -16,6 +16,9 @@ from transport.layout import Field, Layout, seal
 
 WIRE_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
+COUNTS = {"n", "counts", "selected", "quota"}
+"""What comes beside weights and counts something. Accuracies come as "a"."""
+
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """The floating parameters and buffers of a model, by name: what a snapshot holds. No copy, no gradient."""
@@ -64,6 +67,16 @@ def from_wire(buffers: Mapping[str, np.ndarray], layout: Layout) -> tuple[dict[s
     tensors = {name: decode(buffer, types[name]) for name, buffer in buffers.items()}
     beside = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name not in beside}, beside
+
+
+def nonsense(weights: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> str | None:
+    """Why nobody can use a message: weights that are no numbers, or statistics that nobody can have measured."""
+    if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+        return "its weights are not finite"
+    counted = all(bool((extras[name] >= 0).all()) for name in COUNTS & extras.keys())
+    if not counted or ("a" in extras and not bool(((extras["a"] >= 0) & (extras["a"] <= 1)).all())):
+        return "its statistics are no counts and fractions"
+    return None
 
 
 @torch.no_grad()

@@ -14,6 +14,8 @@ from topology.sections import Count, Fraction, Name, Seconds, Section
 
 MESSAGES = ("beat", "offer", "credit", "piece", "resend", "ack", "decline", "leave")
 Message = Literal["beat", "offer", "credit", "piece", "resend", "ack", "decline", "leave"]
+Told = Literal["nan", "scale", "sign_flip", "stale", "lying_statistics", "label_flip"]
+"""Lies in what a peer has learnt; the others are told by its transport."""
 Phase = Literal["begin", "statistics", "send", "gather", "teachers", "train", "evaluate", "end"]
 """A point of a round that a peer reaches: `begin` on entering it, `gather` before the first wait, `end` after its
 checkpoint, every other one before the first work that is booked under that name."""

@@ -50,11 +50,7 @@ def distil(peer: Peer, settings: DistillationSettings, target: Target, *, with_s
                 peer.refuse(arrival.sender, "its snapshot gives probabilities that are not finite")
                 continue
         if with_statistics:
-            n, a = arrival.statistics()
-            if not bool(((n >= 0) & (a >= 0) & (a <= 1)).all()):
-                peer.refuse(arrival.sender, "its statistics are no counts and fractions")
-                continue
-            evidence[arrival.sender] = n, a
+            evidence[arrival.sender] = arrival.statistics()
         answers[arrival.sender] = answer
 
     teachers = sorted(answers)  # peer order: sums do not depend on who was first

@@ -58,6 +58,9 @@ class Method(ABC):
     everybody_listens: ClassVar[bool] = False
     """Whether clients that are not drawn for a round take part in it all the same, to listen and to be measured."""
 
+    learns_from_labels: ClassVar[bool] = True
+    """Whether the data set's labels are what its peers learn from, and not labels of their own making."""
+
     unknown_class: ClassVar[bool] = False
     """Whether models have one output more than there are classes, the last, for samples of none that is known."""
 

@@ -15,7 +15,7 @@ from peer.methods.local import train
 from transport.layout import Layout
 
 if TYPE_CHECKING:
-    from peer.peer import Arrival, Peer
+    from peer.peer import Peer
     from peer.plan import Plan
 
 
@@ -56,14 +56,6 @@ class ModelExchange(Coordinated):
         return measured
 
 
-def is_finite(peer: Peer, arrival: Arrival) -> bool:
-    """Whether a client's model can be used; one that cannot is left out by name."""
-    finite = all(bool(tensor.isfinite().all()) for tensor in arrival.weights.values())
-    if not finite:
-        peer.refuse(arrival.sender, "its model has weights that are not finite")
-    return finite
-
-
 class FedAvg(ModelExchange):
     """FedAvg, Algorithm 1: local epochs, then the average of all clients' models by their samples."""
 
@@ -76,8 +68,6 @@ class FedAvg(ModelExchange):
     def coordinate(self, peer: Peer) -> Notes:
         arrived = {}
         for arrival in peer.gather():
-            if not is_finite(peer, arrival):
-                continue
             arrived[arrival.sender] = {name: tensor.clone() for name, tensor in arrival.weights.items()}
             if peer.is_last_round and arrival.sender == min(peer.senders):
                 with peer.timing("evaluate"):

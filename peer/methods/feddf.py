@@ -13,7 +13,7 @@ from peer.methods.averaging import weighted_average
 from peer.methods.base import Notes
 from peer.methods.coordinated import needs_public_samples
 from peer.methods.distillation import teaching_loss as distillation_loss  # KL(teacher || student)
-from peer.methods.fedavg import ModelExchange, is_finite
+from peer.methods.fedavg import ModelExchange
 from peer.methods.fedmd import consensus
 from peer.methods.local import descend, train
 from peer.methods.public import Lesson, PublicTeaching, follow
@@ -53,8 +53,6 @@ class FedDf(ModelExchange):
     def coordinate(self, peer: Peer) -> Notes:
         weights, logits = {}, {}
         for arrival in peer.gather():
-            if not is_finite(peer, arrival):
-                continue
             weights[arrival.sender] = {name: tensor.clone() for name, tensor in arrival.weights.items()}
             with peer.timing("teachers"):
                 logits[arrival.sender] = peer.predict_public(peer.teacher(arrival))

@@ -51,6 +51,7 @@ class PromptLearning(Coordinated):
     coordinator_evaluates = False
     exchanges = 2
     everybody_listens = True
+    learns_from_labels = False
     common_start = True
     settings_type: ClassVar[type[PromptSettings]] = PromptSettings
     settings: PromptSettings
@@ -193,9 +194,6 @@ class PromptLearning(Coordinated):
         weights: dict[int, float] = {}
         prompts: dict[int, dict[str, Tensor]] = {}
         for arrival in peer.gather():
-            if not arrival.weights[self.shared].isfinite().all():
-                peer.refuse(arrival.sender, "its prompt is not finite")
-                continue
             weights[arrival.sender] = float(arrival.extras["selected"][0])
             prompts[arrival.sender] = {self.shared: arrival.weights[self.shared].clone()}
         clients = [k for k in sorted(prompts) if weights[k] > 0]

@@ -86,6 +86,8 @@ class PublicTeaching(Coordinated):
         model = snapshot.named(peer.model) if peer.is_last_round else {}
         peer.send(dict.fromkeys(peer.receivers, model | {"predictions": predictions}))
         for arrival in peer.gather():
+            if not arrival.extras["teacher"].isfinite().all():
+                peer.refuse(arrival.sender, "its teacher is not finite")
             peer.kept["teacher"] = arrival.extras["teacher"].to(peer.device, copy=True)
         return notes
 

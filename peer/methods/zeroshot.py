@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 class ZeroShot(Method):
+    learns_from_labels = False
     summary = "nothing is learnt: what the frozen CLIP says of a photo of a class"
 
     def check(self, plan: Plan) -> None:

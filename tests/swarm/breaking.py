@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from peer.methods.base import Notes
+from peer.methods.crad import Crad
 from peer.methods.uniform import Uniform
 from peer.peer import Peer
 
@@ -50,4 +52,16 @@ class OneCrashes(Uniform):
     def run_round(self, peer: Peer) -> dict[str, float]:
         if (peer.id, peer.round) == (1, 2):
             os.abort()
+        return super().run_round(peer)
+
+
+class OneBoasts(Crad):
+    """Peer 1 says from round 2 on that it is right more often than always."""
+
+    summary = "peer 1 shares impossible statistics from round 2 on"
+
+    def run_round(self, peer: Peer) -> Notes:
+        if peer.id == 1 and peer.round > 1:
+            true = peer.statistics()
+            peer.statistics = lambda: true | {"a": true["a"] + 2}  # type: ignore[method-assign]
         return super().run_round(peer)
