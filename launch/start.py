@@ -45,9 +45,10 @@ def start(
 
 
 def check_ports(topology: Topology) -> None:
-    """A port that was asked for must be free."""
+    """A port that was asked for must be free, and an address one of this machine's."""
     for override in topology.peer:
-        if override.port:
+        if override.port or not override.loopback:
+            key = "port" if override.port else "host"
             family = socket.AF_INET6 if ":" in override.host else socket.AF_INET
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,7 +56,7 @@ def check_ports(topology: Topology) -> None:
                     probe.bind((override.host, override.port))
                 except OSError as error:
                     raise TopologyError(
-                        f"[[peer]] {override.id}: port: {override.host}:{override.port} cannot be bound: "
+                        f"[[peer]] {override.id}: {key}: {override.host}:{override.port} cannot be bound: "
                         f"{error.strerror}. Choose another, or leave the key out: any free port is then taken"
                     ) from error
 

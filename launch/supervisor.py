@@ -24,6 +24,7 @@ from launch.results import Exit, Outcome
 from peer.plan import Plan
 from peer.process import Run, run_peer
 from transport import control
+from transport.keys import make_keys
 
 STARTUP_LIMIT_S = 300.0
 STOP_LIMIT_S = 4.0
@@ -84,6 +85,8 @@ class Supervisor:
         self._messages_missing = 0
         self._stopping = self._impatient = False
         self._signals: list[int] = []
+        if plan.topology.transport.security == "curve":
+            make_keys(self._run.keys, plan.peers)
         self._server = ForkServer(self._life)
 
     def _life(self, peer: int, incarnation: int) -> int:

@@ -26,6 +26,7 @@ from peer.plan import Plan
 from topology.faults import Byzantine
 from transport import control
 from transport.faultlog import FaultLog
+from transport.keys import read_keys
 from transport.layout import Layout
 from transport.loop import Loop
 from transport.messages import Identity
@@ -43,6 +44,11 @@ class Run:
     sockets: Path
     zero: float
     """The monotonic time from which the run counts."""
+
+    @property
+    def keys(self) -> Path:
+        """Where the peers' keys are, when they have any."""
+        return self.sockets / "keys"
 
     def peer_folder(self, peer: int) -> Path:
         return self.folder / "peers" / str(peer)
@@ -133,7 +139,9 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
         host = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
         bind = f"tcp://{host}:{port or '*'}"
     identity = Identity(id, incarnation, run.id)
-    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, partial(_record, journal, plan)))
+    keys = read_keys(run.keys, id) if topology.transport.security == "curve" else None
+    record = partial(_record, journal, plan)
+    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, record, keys))
 
 
 def _layout(plan: Plan, sender: int, receiver: int, number: int) -> Layout:

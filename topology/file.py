@@ -94,6 +94,9 @@ class Topology(Section):
     @classmethod
     def _peers_are_distinct(cls, entries: list[PeerOverride], info: ValidationInfo) -> list[PeerOverride]:
         raise_any(_peer_mistakes(entries, info.data.get("swarm")))
+        transport = info.data.get("transport")
+        if transport is not None and transport.security == "none":
+            raise_any(_bare(entries))
         return entries
 
     @field_validator("edge")
@@ -193,6 +196,16 @@ def _listed(entries: list[EdgeEntry]) -> list[Edge]:
         Edge(entry.sender, entry.receiver, entry.weight, f"[[edge]] {entry.sender} -> {entry.receiver}")
         for entry in entries
     ]
+
+
+def _bare(entries: list[PeerOverride]) -> Iterable[str]:
+    for entry in entries:
+        if not entry.loopback:
+            yield (
+                f"[[peer]] {entry.id}: host = {entry.host!r}: is reached from outside this machine, where anybody "
+                "could read and speak; set transport.security = 'curve', or listen on loopback (127.0.0.0/8, ::1, "
+                "localhost)"
+            )
 
 
 def _peer_mistakes(entries: list[PeerOverride], swarm: SwarmSection | None) -> Iterable[str]:

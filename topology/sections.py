@@ -240,6 +240,7 @@ class TransportSection(Section):
     """`[transport]`: how snapshots travel, and when a neighbor counts as gone."""
 
     kind: Literal["tcp", "ipc"] = "tcp"
+    security: Literal["none", "curve"] = "none"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     piece_bytes: int = Field(1_048_576, ge=4096, le=1_048_576)
     window: Count = 4
@@ -290,17 +291,16 @@ class PeerOverride(Section):
 
     @field_validator("host")
     @classmethod
-    def _loopback(cls, host: str) -> str:
+    def _address(cls, host: str) -> str:
         try:
-            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+            ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
         except ValueError:
-            loopback = False
-        if not loopback:
-            raise ValueError(
-                "must be an address of this machine's loopback (127.0.0.0/8, ::1 or localhost): binding to "
-                "anything else needs encryption, which this version does not have"
-            )
+            raise ValueError("must be an IP address of this machine, or localhost") from None
         return host
+
+    @property
+    def loopback(self) -> bool:
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
 
 
 class EdgeEntry(Section):

@@ -12,12 +12,19 @@ import sys
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 
-# ZMTP 3.1, NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the
+# ZMTP 3.1. NULL mechanism: a 64-byte greeting, then one READY command that names the socket type and the
 # routing id.
 _GREETING = 64
 _SOCKET_TYPE = 1 + len("Socket-Type") + 4
 _IDENTITY = 1 + len("Identity") + 4
 _READY = 1 + len("READY")
+
+# CURVE: each side says two commands in place of READY, whose properties are encrypted; and what it encrypts it puts
+# into a command of its own: 8 bytes of name, 8 of nonce, 16 of authentication, 1 of flags.
+_HELLO, _WELCOME = 200, 168
+_INITIATE = 9 + 96 + 8 + 16 + 128
+_CURVE_READY = 6 + 8 + 16
+_CURVE_FRAME = 8 + 8 + 16 + 1
 
 # struct tcp_info of Linux 4.19 and later.
 _BYTES_ACKED, _BYTES_RECEIVED, _BYTES_RETRANSMITTED, _TCP_INFO_SIZE = 120, 128, 208, 216
@@ -28,14 +35,19 @@ def frame_bytes(body: int) -> int:
     return body + (2 if body <= 255 else 9)
 
 
-def message_bytes(frames: Iterable[Sized]) -> int:
+def message_bytes(frames: Iterable[Sized], curve: bool = False) -> int:
     """Bytes on the wire of a message of several frames."""
-    return sum([frame_bytes(len(frame)) for frame in frames])
+    grown = _CURVE_FRAME if curve else 0
+    return sum([frame_bytes(len(frame) + grown) for frame in frames])
 
 
-def handshake_bytes(socket_type: str, routing_id: bytes) -> int:
-    """Bytes that one side of a connection sends before its first message."""
-    return _GREETING + frame_bytes(_READY + _SOCKET_TYPE + len(socket_type) + _IDENTITY + len(routing_id))
+def handshake_bytes(socket_type: str, routing_id: bytes, curve: bool = False) -> int:
+    """Bytes that one side of a connection sends before its first message; the DEALER is the one that connects."""
+    properties = _SOCKET_TYPE + len(socket_type) + _IDENTITY + len(routing_id)
+    if not curve:
+        return _GREETING + frame_bytes(_READY + properties)
+    first, second = (_HELLO, _INITIATE) if socket_type == "DEALER" else (_WELCOME, _CURVE_READY)
+    return _GREETING + frame_bytes(first) + frame_bytes(second + properties)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from transport.books import Connection, handshake_bytes
 
 
 class Connections:
-    """The connections of one node, which calls itself `routing_id`."""
+    """The connections of one node, which calls itself `routing_id`; encrypted, if `curve`."""
 
-    def __init__(self, routing_id: bytes) -> None:
-        self._routing_id = routing_id
+    def __init__(self, routing_id: bytes, curve: bool = False) -> None:
+        self._routing_id, self._curve = routing_id, curve
         self._open: dict[int, Connection] = {}
         self._strangers: dict[int, int] = {}  # bytes received so far from who has not said who it is
         self.all: list[Connection] = []
@@ -20,7 +20,8 @@ class Connections:
 
     def connected(self, neighbor: int, descriptor: int) -> None:
         """A connection that this node opened."""
-        out, into = handshake_bytes("DEALER", self._routing_id), handshake_bytes("ROUTER", b"")
+        out = handshake_bytes("DEALER", self._routing_id, self._curve)
+        into = handshake_bytes("ROUTER", b"", self._curve)
         connection = Connection(neighbor, True, descriptor, out, into)
         self._add(connection)
         self.outward[neighbor] = connection
@@ -43,10 +44,16 @@ class Connections:
         """A message from a connection opened there says that it is this neighbor's."""
         before = self._strangers.pop(descriptor, None)
         if before is not None:
-            out, into = handshake_bytes("ROUTER", b""), handshake_bytes("DEALER", routing_id)
+            out = handshake_bytes("ROUTER", b"", self._curve)
+            into = handshake_bytes("DEALER", routing_id, self._curve)
             connection = Connection(neighbor, False, descriptor, out, into + before, routing_id)
             self._add(connection)
             self.inward[neighbor] = connection
+
+    def of(self, neighbor: int) -> list[int]:
+        """The connections that this neighbor opened, or may have: some have not said whose they are."""
+        theirs = [one.descriptor for one in self._open.values() if one.neighbor == neighbor and not one.opened_here]
+        return [*theirs, *self._strangers]
 
     def closed(self, descriptor: int) -> Connection | None:
         """A connection ended; None when it never said whose it was."""

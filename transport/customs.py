@@ -28,3 +28,18 @@ def check_sender(envelope: Envelope, routing_id: bytes, dealer_of: int | None) -
         raise BadMessage(f"says it is {expected.decode()}")
     if dealer_of is not None and envelope.source != dealer_of:
         raise BadMessage(f"peer {dealer_of} speaks as peer {envelope.source}")
+
+
+class Impersonation(BadMessage):
+    """A member speaks in another's name."""
+
+    def __init__(self, owner: str, claimed: int) -> None:
+        super().__init__(f"the key of peer {owner} speaks as peer {claimed}")
+        self.claimed = claimed
+
+
+def check_key(envelope: Envelope, frame: zmq.Frame) -> None:
+    """Whether the key of the connection is the one of the peer that the message names. Raises `Impersonation`."""
+    owner = frame.get("User-Id")
+    if owner != str(envelope.source):
+        raise Impersonation(str(owner), envelope.source)

@@ -22,12 +22,15 @@ from transport import control
 from transport.books import EdgeBook, message_bytes
 from transport.commands import Commands
 from transport.connections import Connections
-from transport.customs import check_sender, open_message
+from transport.customs import Impersonation, check_key, check_sender, open_message
+from transport.cutting import cut
+from transport.keys import Keys
 from transport.layout import Snapshot
 from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, encode
 from transport.protocol import Protocol
 from transport.sockets import open_socket
 from transport.transfers import Delivery, Event, Missing, Send
+from transport.zap import Gate
 
 Record = Callable[[str, dict[str, Any]], None]
 
@@ -35,6 +38,9 @@ BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
 # pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
 READABLE, AT_ONCE, MORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
+WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
 
 
@@ -49,10 +55,11 @@ class Loop(threading.Thread):
         bind: str,
         supervisor: str,
         record: Record,
+        keys: Keys | None = None,
     ) -> None:
         super().__init__(name=f"transport of peer {identity.peer}", daemon=True)
         self.identity, self.protocol, self.settings = identity, protocol, settings
-        self.bind, self.supervisor, self.record = bind, supervisor, record
+        self.bind, self.supervisor, self.record, self._keys = bind, supervisor, record, keys
         self.endpoint: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[Delivery | Missing | None] = queue.SimpleQueue()
         self.orders: queue.SimpleQueue[control.Order | None] = queue.SimpleQueue()
@@ -66,7 +73,8 @@ class Loop(threading.Thread):
         self.books: defaultdict[int, EdgeBook] = defaultdict(EdgeBook)
         self.payload_received = 0
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._connections = Connections(identity.routing_id())
+        self._connections = Connections(identity.routing_id(), keys is not None)
+        self._gate: Gate | None = None
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[zmq.Socket[bytes], int | None] = {}
         self._backlog: defaultdict[tuple[int, bool], deque[Send]] = defaultdict(deque)
@@ -109,9 +117,16 @@ class Loop(threading.Thread):
         self._poller = zmq.Poller()
         for readable in (self._router, self._control, self.commands.fileno()):
             self._poller.register(readable, zmq.POLLIN)
+        if self._keys is not None:
+            self._gate = Gate(self._keys, self._socket(context, zmq.REP))
+            self._gate.guard(self._router)
+            self._poller.register(self._gate.handler, zmq.POLLIN)
         self._watch(self._router, None)
         self._router.bind(self.bind)
-        self.endpoint.put(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._gate is not None:
+            self._gate.try_out(self._socket(context, zmq.DEALER), endpoint, next(iter(self._monitors)))
+        self.endpoint.put(endpoint)
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         for opened in self._sockets:
@@ -128,7 +143,7 @@ class Loop(threading.Thread):
         return opened
 
     def _watch(self, watched: zmq.Socket[bytes], neighbor: int | None) -> None:
-        monitor = watched.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        monitor = watched.get_monitor_socket(WATCHED)
         self._monitors[monitor] = neighbor
         self._poller.register(monitor, zmq.POLLIN)
 
@@ -142,6 +157,8 @@ class Loop(threading.Thread):
             self._watch(dealer, neighbor)
             self._poller.register(dealer, zmq.POLLIN)
             dealer.setsockopt(zmq.IPV6, int("[" in endpoints[neighbor]))
+            if self._gate is not None:
+                self._gate.unlock(dealer, neighbor)
             dealer.connect(endpoints[neighbor])
 
     def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
@@ -180,6 +197,9 @@ class Loop(threading.Thread):
         if not self.commands.may_sleep():
             pause = 0.0
         ready = {source for source, _ in self._poller.poll(math.ceil(pause * 1e3))}
+        if self._gate is not None and self._gate.handler in ready:
+            for address in self._gate.answer():
+                self._refuse(address, "its key is no member's")
         if spoken := [monitor for monitor in self._monitors if monitor in ready]:
             self._read_monitors(spoken)
         if self.commands.carry_out(self.commands.fileno() in ready):
@@ -230,6 +250,10 @@ class Loop(threading.Thread):
                     self._connections.connected(neighbor, descriptor)
                 elif event["event"] == zmq.EVENT_DISCONNECTED:
                     self._disconnected(descriptor)
+                elif neighbor is not None and event["event"] & HANDSHAKE_FAILED:
+                    self._refuse(
+                        neighbor, "the handshake failed: it has not the key it should have, or does not know ours"
+                    )
         self.dispatch()
 
     def _disconnected(self, descriptor: int) -> None:
@@ -254,12 +278,17 @@ class Loop(threading.Thread):
         descriptor = int(frames[0].get("__fd"))
         if not self._connections.knows(descriptor):
             self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
-        self._connections.received(descriptor, message_bytes(frames))
+        self._connections.received(descriptor, message_bytes(frames, self._gate is not None))
         try:
             envelope, body = open_message(frames, self.identity.run, self.protocol.neighbors)
+            if self._gate is not None and dealer_of is None:
+                check_key(envelope, frames[0])
             check_sender(envelope, routing_id, dealer_of)
         except BadMessage as error:
             self._refuse(routing_id.decode(errors="backslashreplace") or str(dealer_of), str(error))
+            if self._gate is not None and isinstance(error, Impersonation):
+                self._gate.ban(frames[0])
+                cut([descriptor, *self._connections.of(error.claimed)])
             return
         self._connections.identify(descriptor, envelope.source, routing_id)
         checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
@@ -345,7 +374,7 @@ class Loop(threading.Thread):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return True  # the connection is gone; the protocol asks again or gives up
-        size = message_bytes(frames)
+        size = message_bytes(frames, self._gate is not None)
         connection.stream_out += size
         self.books[send.to].stream += size
         return True

@@ -45,7 +45,10 @@ MISTAKES = {
     "weight rule": ({"method": {"name": "crad", "weighting": "best"}}, ["method.weighting", "best", "precision"]),
     "method module": ({"method": {"name": "nowhere:Method"}}, ["method.name", "nowhere"]),
     "port taken": ({**MLP, "peer": []}, ["[[peer]] 1", "port", "in use", "any free port"]),
-    "host": ({"peer": [{"id": 0, "host": "0.0.0.0"}]}, ["[[peer]] 0", "host", "0.0.0.0", "loopback"]),
+    "host": (
+        {"peer": [{"id": 0, "host": "0.0.0.0"}]},
+        ["[[peer]] 0", "host", "0.0.0.0", "transport.security = 'curve'", "loopback"],
+    ),
     "device": ({**MLP, "devices": {"assign": "cuda:7"}}, ["devices.assign", "cuda:7", "There is: cpu"]),
     "device of a peer": ({**MLP, "peer": [{"id": 2, "device": "cuda:7"}]}, ["[[peer]] 2", "cuda:7", "There is: cpu"]),
     "one class": ({**MLP, "data": {"name": "npz:one-class.npz"}}, ["data.name", "one class", "at least 2"]),

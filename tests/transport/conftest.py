@@ -21,6 +21,7 @@ import zmq
 
 from topology.sections import TransportSection
 from transport import control
+from transport.keys import Keys
 from transport.layout import Bytes, Field, Layout, Snapshot, always, seal
 from transport.loop import Loop
 from transport.messages import Identity, Message, Offer, Piece
@@ -278,7 +279,7 @@ class Nodes:
     def start(
         self, edges: set[tuple[int, int]], *, sizes: dict[int, int] | None = None, deadline_s: float = 50.0,
         strangers: frozenset[int] = frozenset(), detours: dict[tuple[int, int], Callable[[str], str]] | None = None,
-        **settings: object,
+        keys: dict[int, Keys] | None = None, **settings: object,
     ) -> None:  # fmt: skip
         """Start a node for each peer of the edges that is no stranger, and open their connections."""
         patient = {"piece_bytes": PIECE, "beat_s": 0.05, "suspect_s": 20.0, "dead_s": 40.0, "disconnected_s": 40.0,
@@ -290,20 +291,20 @@ class Nodes:
             self.layouts[id] = Layout((Field("n", "int32", (1,)), Field("x", "uint8", (size,))))
         for id in ids:
             if id not in strangers:
-                self._open(id, edges, deadline_s)
+                self._open(id, edges, deadline_s, (keys or {}).get(id))
         direct: dict[tuple[int, int], str] = {edge: self.endpoints[edge[1]] for edge in edges if edge[1] in self.nodes}
         reached = direct | {edge: detour(direct[edge]) for edge, detour in (detours or {}).items()}
         for id, node in self.nodes.items():
             node.connect({j: endpoint for (i, j), endpoint in reached.items() if i == id})
 
-    def _open(self, id: int, edges: set[tuple[int, int]], deadline_s: float) -> None:
+    def _open(self, id: int, edges: set[tuple[int, int]], deadline_s: float, keys: Keys | None) -> None:
         sends_to, layouts = [j for i, j in edges if i == id], {i: always(self.layouts[i]) for i, j in edges if j == id}
         protocol = Protocol(time.monotonic(), sends_to, layouts, self.settings, deadline_s)
         bind = f"ipc://{self._folder}/{id}" if self.settings.kind == "ipc" else "tcp://127.0.0.1:*"
         journal = self.journals[id] = Journal()
         identity = Identity(id, 0, self.RUN)
         loop = self.loops[id] = Loop(
-            identity, protocol, self.settings, bind, f"ipc://{self._folder}/supervisor", journal.write
+            identity, protocol, self.settings, bind, f"ipc://{self._folder}/supervisor", journal.write, keys
         )
         self.nodes[id] = Node(loop)
         self.endpoints[id] = self.nodes[id].open(timeout_s=20.0)
