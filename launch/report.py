@@ -242,9 +242,10 @@ def _peers(run: Run) -> Html:
 def _books(run: Run) -> Html:
     counted, checked = run.summary["bytes"], run.summary["connections"]
     without = set(counted["without_books"])
-    edges = {(event["sender"], event["peer"]) for event in run.journals.delivered if event["sender"] not in without}
+    edges = {(event["sender"], event["peer"]) for event in run.journals.delivered}
     edges |= {(event["peer"], edge["receiver"]) for event in run.journals.books for edge in event["edges"]}
-    agreed = len(edges) - len(counted["disagreements"])
+    compared = [edge for edge in edges if without.isdisjoint(edge)]
+    agreed = len(compared) - len(counted["disagreements"])
     foretold = counted["foretold_payload"]
     payload = (
         "not comparable: the run is not whole"
@@ -260,7 +261,7 @@ def _books(run: Run) -> Html:
         ("Payload: measured against foretold", payload),
         (
             "Payload: receivers' journals against senders' books",
-            f"equal on {agreed:,} of {len(edges):,} edges",
+            f"equal on {agreed:,} of {len(compared):,} edges",
         ),
         ("Stream: ledger against the kernel's TCP counters, by connection", kernel),
     ]
