@@ -102,6 +102,16 @@ def accuracy(samples: Tensor, correct: Tensor) -> float | None:
     return int(correct.sum()) / total if total else None
 
 
+def accuracy_by_class(logits: Tensor, labels: Tensor, classes: int) -> list[float | None]:
+    """The fraction of each class's samples that is correct, C of them; None for a class without samples.
+
+    As in `count_by_class`, an output beyond the classes is no answer.
+    """
+    right = labels[logits[:, :classes].argmax(1) == labels]
+    samples, correct = (torch.bincount(which, minlength=classes).tolist() for which in (labels, right))
+    return [hits / all_ if all_ else None for hits, all_ in zip(correct, samples, strict=True)]
+
+
 def fraction_true(right: Tensor) -> float:
     """The fraction of (B,) bool that is true."""
     return float(right.double().mean())

@@ -21,7 +21,16 @@ from peer.byzantine import Lies
 from peer.data.shard import Batches, Indices, evaluation_batches
 from peer.features import balanced, watch
 from peer.journal import Journal
-from peer.learner import Batch, Optimizer, accuracy, class_statistics, count_by_class, fraction_true, learning_rate
+from peer.learner import (
+    Batch,
+    Optimizer,
+    accuracy,
+    accuracy_by_class,
+    class_statistics,
+    count_by_class,
+    fraction_true,
+    learning_rate,
+)
 from peer.methods.base import Accuracies
 from peer.models.clip import Images
 from peer.plan import Plan
@@ -59,10 +68,12 @@ class Peer:
         self.is_coordinator = id == plan.coordinator
         self.device = torch.device(plan.devices[id])
         self.model = self._build(id).to(self.device)
-        self.seconds: dict[str, float] = {}
+        self.spans: list[tuple[str, float, float]] = []
+        """What the round's time went into: the name, and from when to when on the monotonic clock."""
         self.present: list[int] = []
         self.missing: list[int] = []
         self.evidence: Mapping[str, object] = {}
+        self.class_accuracy: list[float | None] | None = None
         self.features: dict[str, Tensor] = {}
         self.images: dict[str, Images] = {}
         self.kept: dict[str, Tensor] = {}
@@ -79,9 +90,9 @@ class Peer:
     def begin(self, round: int) -> None:
         """Enter a round, with clean books."""
         self.round = round
-        self.seconds = dict.fromkeys(("statistics", "send", "teachers", "train", "evaluate", "wait"), 0.0)
-        self.present, self.missing, self.evidence = [], [], {}
-        self.node.waited_s = 0.0
+        self.spans.clear()
+        self.node.waits.clear()
+        self.present, self.missing, self.evidence, self.class_accuracy = [], [], {}, None
         self._enter(1)
         self._reached.clear()
         self.reach("begin")
@@ -110,7 +121,7 @@ class Peer:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            self.spans.append((name, began, time.monotonic()))
 
     def statistics(self) -> dict[str, Tensor]:
         """n_c and a_c of the current model on the validation half, as they are shared."""
@@ -287,6 +298,7 @@ class Peer:
                 local = prior_accuracy(logits, labels, self.label_counts)
             if self.plan.coordinator is not None and not self.is_coordinator:
                 self.evidence = evidence(logits, labels, self.label_counts)
+            self.class_accuracy = accuracy_by_class(logits, labels, self.classes)
             return Accuracies(validation, local, fraction_true(logits[:, : self.classes].argmax(1) == labels))
 
     def _build(self, peer: int) -> nn.Module:

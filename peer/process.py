@@ -168,7 +168,6 @@ def _run_round(peer: Peer, run: Run, round: int) -> None:
         every = peer.topology.training.test_every
         accuracies = method.evaluate(peer, globally=peer.is_last_round or round % every == 0)
     digest = snapshot.digest(peer.model)
-    peer.seconds["wait"] = peer.node.waited_s
     facts = {
         "round": round,
         "participates": takes_part,
@@ -176,8 +175,10 @@ def _run_round(peer: Peer, run: Run, round: int) -> None:
         "validation_accuracy": accuracies.validation,
         "local_accuracy": accuracies.local,
         "global_accuracy": notes.pop("global_accuracy", accuracies.world),
-        "seconds": {name: round_(seconds) for name, seconds in peer.seconds.items()}
-        | {"total": round_(time.monotonic() - began)},
+        "class_accuracy": peer.class_accuracy,
+        "seconds": _seconds(peer) | {"total": round_(time.monotonic() - began)},
+        "began": round_(began - run.zero),
+        "spans": _spans(peer, run.zero),
         "present": sorted(set(peer.present)),
         "missing": sorted(set(peer.missing)),
         "snapshot": digest,
@@ -188,6 +189,26 @@ def _run_round(peer: Peer, run: Run, round: int) -> None:
     peer.node.report(control.Round(facts))
     snapshot.save(run.peer_folder(peer.id), "checkpoint", peer.model, _facts(peer, run))
     peer.reach("end")
+
+
+def _seconds(peer: Peer) -> dict[str, float]:
+    """How long the round's parts took in all, and how long nothing could be done but wait."""
+    taken = dict.fromkeys(("statistics", "send", "teachers", "train", "evaluate"), 0.0)
+    for name, began, ended in peer.spans:
+        taken[name] = taken.get(name, 0.0) + ended - began
+    taken["wait"] = sum(ended - began for began, ended, _ in peer.node.waits)
+    return {name: round_(seconds) for name, seconds in taken.items()}
+
+
+def _spans(peer: Peer, zero: float) -> list[list[object]]:
+    """The same one by one, `[name, from, to]`, in order; a wait also says whose message ended it."""
+    waits: list[tuple[Any, ...]] = [("wait", *wait) for wait in peer.node.waits]
+    spans: list[list[object]] = []
+    for name, began, ended, *whose in sorted([*waits, *peer.spans], key=lambda span: float(span[1])):
+        since, until = round(began - zero, 4), round(ended - zero, 4)
+        if since < until:
+            spans.append([name, since, until, *whose])
+    return spans
 
 
 def _facts(peer: Peer, run: Run) -> dict[str, object]:

@@ -35,7 +35,8 @@ class Node:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._round = 0
-        self.waited_s = 0.0
+        self.waits: list[tuple[float, float, int | None]] = []
+        """From when to when the reader had nothing to do, and whose message ended it, if one did."""
         self._shared = 0
         self._early: dict[tuple[int, int], Delivery] = {}
         self._gathered: set[int] = set()
@@ -117,7 +118,7 @@ class Node:
         while True:
             began = time.monotonic()
             item = self._next()
-            self.waited_s += time.monotonic() - began
+            self.waits.append((began, time.monotonic(), None if item is None else item.sender))
             self.check()
             if item is None:
                 continue

@@ -13,10 +13,9 @@ Everything is computed in float64 and nothing carries a gradient. n and a may li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -68,6 +67,8 @@ class Reliability:
     row_sum_mean: float  # of Eq. 8 before renormalization: 1 when the classes' teachers agree
     row_sum_min: float
     row_sum_max: float
+    survivors_by_class: list[float]
+    doubtful_by_class: list[float]  # 1 where that is so, 0 where it is not
 
 
 def survivors(
@@ -176,18 +177,21 @@ def reliability(found: Aggregate) -> Reliability:
     """Summarize one `aggregate`; one transfer from the device, so cheap enough for every batch."""
     kept = found.survivors
     if len(kept) == 0:
-        return Reliability(doubtful=0, empty=1, survivors=0, row_sum_mean=0, row_sum_min=0, row_sum_max=0)
+        none = [0.0] * kept.shape[1]
+        return Reliability(0, 1, 0, 0, 0, 0, survivors_by_class=none, doubtful_by_class=none)
     heaviest = found.weights.masked_fill(~kept, -torch.inf).argmax(0, keepdim=True)
     decided = kept.any(0)
     doubtful = (found.p_tilde.gather(0, heaviest)[0] < 0.5) & decided
-    row_sum = found.row_sum
     figures = [
         doubtful.sum() / decided.sum().clamp(min=1),
         (~decided).double().mean(),
         kept.sum(0).double().mean(),
-        *(row_sum.mean(), row_sum.min(), row_sum.max()),
+        *(found.row_sum.mean(), found.row_sum.min(), found.row_sum.max()),
     ]
-    return Reliability(*torch.stack([figure.double() for figure in figures]).tolist())
+    known = torch.cat([torch.stack([figure.double() for figure in figures]), kept.sum(0), doubtful]).tolist()
+    share, empty, survivors, mean, least, most, *by_class = known
+    classes = len(by_class) // 2
+    return Reliability(share, empty, survivors, mean, least, most, by_class[:classes], by_class[classes:])
 
 
 def _consensus(q: Tensor, supported: Tensor) -> Tensor:
@@ -219,6 +223,12 @@ def _average(q: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
     weights = torch.where(weights.sum(0) > 0, weights, kept.double())
     total = weights.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
     return (weights[:, None, :] * q).sum(0) / total
+
+
+def _mean(values: Sequence[float | list[float]]) -> float | list[float]:
+    """Over the batches; class by class where there is a number a class."""
+    mean: float | list[float] = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
+    return mean
 
 
 class CradSettings(DistillationSettings):
@@ -262,7 +272,7 @@ class Crad(Method):
         reliabilities: list[Reliability] = []
         loss = distil(peer, self.settings, partial(self._target, reliabilities), with_statistics=True)
         found = [asdict(one) for one in reliabilities]
-        return loss | {name: fmean(one[name] for one in found) for name in (found[0] if found else ())}
+        return loss | {name: _mean([one[name] for one in found]) for name in (found[0] if found else ())}
 
     def _target(
         self, reliabilities: list[Reliability], q: Tensor, evidence: Mapping[int, Evidence], student: Tensor

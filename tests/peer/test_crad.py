@@ -240,7 +240,7 @@ def test_target_carries_no_gradient_to_teachers_or_student() -> None:
 def test_without_teachers_there_is_no_target(empty_class: str) -> None:
     found = crad.aggregate(torch.empty(0, 4, 3), torch.empty(0, 3), torch.empty(0, 3), empty_class=empty_class)
     assert found.target.equal(torch.zeros(4, 3))
-    assert crad.reliability(found) == crad.Reliability(0, 1, 0, 0, 0, 0)
+    assert crad.reliability(found) == crad.Reliability(0, 1, 0, 0, 0, 0, [0, 0, 0], [0, 0, 0])
 
 
 def test_a_row_without_mass_falls_back_alone() -> None:
@@ -279,6 +279,8 @@ def test_reliability_counts_empty_classes_apart() -> None:
     n, a = statistics(case["inputs"], torch.float64)
     a[:, 0] = 0
     found = crad.reliability(crad.aggregate(probabilities(case["inputs"], torch.float64), n, a, empty_class="zero"))
+    assert found.survivors_by_class == [2, 0, 2]
+    assert found.doubtful_by_class == [1, 0, 0]
     assert found.doubtful == pytest.approx(1 / 2)
     assert found.empty == pytest.approx(1 / 3)
     assert found.survivors == pytest.approx(4 / 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.learner import Optimizer, accuracy, class_statistics, count_by_class, learning_rate
+from peer.learner import Optimizer, accuracy, accuracy_by_class, class_statistics, count_by_class, learning_rate
 from topology.sections import TrainingSection
 
 
@@ -85,3 +85,8 @@ def test_statistics_by_class() -> None:
     assert a.dtype == torch.float32 and a.tolist() == [0.5, 0.5, 1.0, 0.0]  # 0 without samples, never NaN
     assert accuracy(samples, correct) == 4 / 6
     assert accuracy(torch.zeros(4), torch.zeros(4)) is None
+
+
+def test_accuracy_by_class_knows_no_class_that_is_not_there_and_no_answer_beyond_them() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, 9.0], [0.0, 3.0, 1.0, 9.0], [5.0, 4.0, 0.0, 9.0]])
+    assert accuracy_by_class(logits, torch.tensor([0, 1, 1]), 3) == [1.0, 0.5, None]
