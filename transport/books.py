@@ -123,13 +123,3 @@ class Connection:
             "verified": verified,
             "note": note,
         }
-
-
-@dataclass
-class EdgeBook:
-    """What this peer sent along one outgoing edge. Stream holds all it wrote to that neighbor, on either connection."""
-
-    messages: int = 0
-    payload: int = 0
-    stream: int = 0
-    retransmitted: int = 0

@@ -19,13 +19,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from topology.sections import TransportSection
 from transport import control
-from transport.books import EdgeBook, message_bytes
+from transport.books import message_bytes
 from transport.commands import Commands
 from transport.connections import Connections
 from transport.customs import Impersonation, check_key, check_sender, open_message
 from transport.cutting import cut
 from transport.keys import Keys
 from transport.layout import Snapshot
+from transport.ledger import Ledger
 from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, encode
 from transport.protocol import Protocol
 from transport.sockets import open_socket
@@ -34,6 +35,7 @@ from transport.zap import Gate
 
 Record = Callable[[str, dict[str, Any]], None]
 
+ROUNDS_AHEAD = 1000  # what says that it is of a later round than that does not get a line of its own in the ledger
 BATCH = 64  # messages read from one socket before the others get their turn
 BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
 # pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
@@ -70,7 +72,7 @@ class Loop(threading.Thread):
         self.blocks_wanted = False
         self.open_rounds_changed = threading.Condition()
         self.failure: BaseException | None = None
-        self.books: defaultdict[int, EdgeBook] = defaultdict(EdgeBook)
+        self.ledger = Ledger()
         self.payload_received = 0
         self._sockets: list[zmq.Socket[bytes]] = []
         self._connections = Connections(identity.routing_id(), keys is not None)
@@ -222,8 +224,8 @@ class Loop(threading.Thread):
             self._try_to_settle(now)
 
     def _progress(self) -> control.Progress:
-        stream = sum(book.stream for book in self.books.values())
-        return control.Progress(self.protocol.round, sorted(self.protocol.awaited), self.payload_received, stream)
+        awaited = sorted(self.protocol.awaited)
+        return control.Progress(self.protocol.round, awaited, self.payload_received, self.ledger.stream)
 
     def _read_control(self) -> None:
         for _ in range(BATCH):
@@ -278,7 +280,8 @@ class Loop(threading.Thread):
         descriptor = int(frames[0].get("__fd"))
         if not self._connections.knows(descriptor):
             self._read_monitors(self._monitors)  # that it was opened, or closed, is not read yet
-        self._connections.received(descriptor, message_bytes(frames, self._gate is not None))
+        size = message_bytes(frames, self._gate is not None)
+        self._connections.received(descriptor, size)
         try:
             envelope, body = open_message(frames, self.identity.run, self.protocol.neighbors)
             if self._gate is not None and dealer_of is None:
@@ -291,6 +294,7 @@ class Loop(threading.Thread):
                 cut([descriptor, *self._connections.of(error.claimed)])
             return
         self._connections.identify(descriptor, envelope.source, routing_id)
+        self.ledger.heard(envelope.source, envelope.message, size, self.protocol.round + ROUNDS_AHEAD)
         checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
         self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
         if not self._connections.knows(descriptor):  # the last words of a connection that has ended
@@ -322,10 +326,7 @@ class Loop(threading.Thread):
                     self.record("missing", {"round": output.round, "sender": output.sender, "reason": output.reason})
                     self.inbox.put(output)
                 case Event(name="acknowledged", facts=facts):
-                    book = self.books[facts["receiver"]]
-                    book.messages += 1
-                    book.payload += facts["payload"]
-                    book.retransmitted += facts["retransmitted"]
+                    self.ledger.acknowledged(facts["receiver"], facts["payload"])
                     ended = True
                 case Event(name="refused", facts=facts):
                     self._refuse(facts["source"], facts["reason"])
@@ -376,7 +377,7 @@ class Loop(threading.Thread):
             return True  # the connection is gone; the protocol asks again or gives up
         size = message_bytes(frames, self._gate is not None)
         connection.stream_out += size
-        self.books[send.to].stream += size
+        self.ledger.sent(send, size)
         return True
 
     def _try_to_settle(self, now: float) -> None:
@@ -387,5 +388,7 @@ class Loop(threading.Thread):
         if (goodbyes and flushed and all(agreed)) or now > self._settle_by:
             for connection in self._connections.all:
                 self.record("connection", connection.facts())
+            for event, facts in self.ledger.lines():
+                self.record(event, facts)
             self._settle_by = None
             self._settled()

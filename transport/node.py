@@ -156,8 +156,6 @@ class Node:
         self._loop.commands.give(lambda now: self._loop.settle(now, settled.set))
         if not settled.wait(timeout_s):
             raise TransportError(f"the books could not be closed within {timeout_s:g} s")
-        edges = [{"receiver": receiver} | vars(book) for receiver, book in sorted(self._loop.books.items())]
-        self._loop.record("books", {"edges": edges})
 
     def close(self, timeout_s: float) -> None:
         """Close every socket and end the thread."""

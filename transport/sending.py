@@ -60,7 +60,7 @@ class Sender:
             case Resend(indices=indices):
                 for index in [index for index in indices if index < outgoing.sent]:
                     outgoing.resent_bytes += len(outgoing.snapshot.piece(index))
-                    self._send_piece(now, outgoing, index)
+                    self._send_piece(now, outgoing, index, again=True)
             case Ack():
                 self._settle(outgoing, None)
             case Decline(reason=reason):
@@ -107,9 +107,9 @@ class Sender:
         outgoing.probe_at = now + outgoing.pause
         self._outbox.put(Send(outgoing.to, outgoing.offer()))
 
-    def _send_piece(self, now: float, outgoing: Outgoing, index: int) -> None:
+    def _send_piece(self, now: float, outgoing: Outgoing, index: int, again: bool = False) -> None:
         piece = Piece(outgoing.sequence, index, outgoing.snapshot.checksums[index], now)
-        self._outbox.put(Send(outgoing.to, piece, outgoing.snapshot.piece(index)))
+        self._outbox.put(Send(outgoing.to, piece, outgoing.snapshot.piece(index), again=again))
 
     def _settle(self, outgoing: Outgoing, reason: str | None) -> None:
         del self.transfers[outgoing.to, outgoing.sequence]

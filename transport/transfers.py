@@ -11,12 +11,16 @@ from transport.messages import Message, Offer
 
 @dataclass(frozen=True)
 class Send:
-    """A message to put on the wire. A reply goes back on the connection that the neighbor opened."""
+    """A message to put on the wire. A reply goes back on the connection that the neighbor opened.
+
+    Again: a piece that was sent before.
+    """
 
     to: int
     message: Message
     body: memoryview | None = None
     reply: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)

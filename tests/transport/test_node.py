@@ -103,7 +103,7 @@ def test_draining_waits_for_what_was_shared_just_now(nodes: Any) -> None:
             gathered = reader.submit(nodes.gather, 1, 0)
             nodes.share(0, round, 1)
             nodes.nodes[0].drain()
-            assert nodes.state(0, lambda loop: loop.books[1].messages) == round
+            assert nodes.state(0, lambda loop: loop.ledger.books[1].messages) == round
             assert gathered.result() == [(0, round)]
 
 
@@ -201,8 +201,8 @@ def test_the_last_words_of_a_neighbor_do_not_hide_that_it_has_gone(nodes: Any, w
     with frozen(nodes, 0):
         nodes.nodes[1].enter(2)
         nodes.share(1, 2, 0)
-        said = nodes.state(1, lambda loop: loop.books[0].stream)
-        wait_until(lambda: nodes.state(1, lambda loop: loop.books[0].stream) > said + 200)
+        said = nodes.state(1, lambda loop: loop.ledger.books[0].stream)
+        wait_until(lambda: nodes.state(1, lambda loop: loop.ledger.books[0].stream) > said + 200)
         open_before = [c.descriptor for c in nodes.loops[0]._connections.all]
         nodes.close(1)
         wait_until(lambda: not any(_is_open_socket(descriptor) for descriptor in open_before))
