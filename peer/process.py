@@ -32,6 +32,7 @@ from transport.loop import Loop
 from transport.messages import Identity
 from transport.node import Node, Stopped
 from transport.protocol import Protocol
+from transport.proxy import Proxy, stream_rules
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     _redirect_output(folder / "log.txt")
     journal = Journal(folder / "events.jsonl", run.zero)
+    proxy: Proxy | None = None
     node = _node(plan, run, id, incarnation, journal)
     status = "failed"
     try:
@@ -75,10 +77,13 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         peer = Peer(id, plan, node, journal)
         if told := [rule for rule in plan.topology.fault if isinstance(rule, Byzantine) and rule.peer == id]:
             peer.lies = Lies(told, FaultLog(run.folder, run.zero))
+        if struck := stream_rules(id, plan.topology.fault, plan.neighbors.pairs, plan.coordinator):
+            proxy = Proxy(id, struck, lambda: peer.round, FaultLog(run.folder, run.zero))
+            proxy.start()
         _record_start(peer, endpoint, incarnation)
         node.report(control.Ready(endpoint))
         addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)
-        node.connect(addresses.endpoints)
+        node.connect(proxy.detour(addresses.endpoints) if proxy else addresses.endpoints)
         try:
             for round in plan.rounds:
                 _run_round(peer, run, round)
@@ -110,6 +115,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         _record_end(journal, status, None)
         node.report(control.Failed(text))
     node.close(timeout_s=10.0)
+    if proxy:
+        proxy.close(timeout_s=10.0)
     journal.close()
     return 1 if status == "failed" else 0
 
@@ -140,7 +147,7 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
         bind = f"tcp://{host}:{port or '*'}"
     identity = Identity(id, incarnation, run.id)
     keys = read_keys(run.keys, id) if topology.transport.security == "curve" else None
-    record = partial(_record, journal, plan)
+    record = partial(_record, journal, plan, id)
     return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, record, keys))
 
 
@@ -148,8 +155,14 @@ def _layout(plan: Plan, sender: int, receiver: int, number: int) -> Layout:
     return plan.message(sender, receiver, *plan.place(number))
 
 
-def _record(journal: Journal, plan: Plan, event: str, facts: dict[str, Any]) -> None:
-    """The journal counts rounds and not the transport's exchanges."""
+def _record(journal: Journal, plan: Plan, id: int, event: str, facts: dict[str, Any]) -> None:
+    """The journal counts rounds and not the transport's exchanges; and says what stands in a connection."""
+    if event == "connection":
+        sender, receiver = (id, facts["neighbor"]) if facts["direction"] == "out" else (facts["neighbor"], id)
+        rules = stream_rules(sender, plan.topology.fault, plan.neighbors.pairs, plan.coordinator).get(receiver, [])
+        if rules:
+            stands = f"the proxy of {', '.join(rule.id for rule in rules)} stands in it: compared with the proxy's side"
+            facts = facts | {"note": f"{facts['note']}; {stands}".removeprefix("; ")}
     counted = facts | {"round": plan.place(facts["round"])[0]} if "round" in facts else facts
     journal.write(event, counted)
 

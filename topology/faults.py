@@ -310,6 +310,13 @@ def unmatched(faults: Iterable[Fault], edges: Sequence[EdgePair], coordinator: i
             yield f"[[fault]] {fault.id}: to = {fault.to}: the graph has no edge {fault.peer}->{fault.to}"
 
 
+def without_tcp(faults: Iterable[Fault]) -> Iterator[str]:
+    """What only befalls TCP connections, where there are none."""
+    for fault in faults:
+        if isinstance(fault, Reset | Truncate | Flip | Blackhole | Bandwidth):
+            yield f"[[fault]] {fault.id}: kind = {fault.kind!r}: befalls TCP connections; set transport.kind = 'tcp'"
+
+
 def _peers_named(fault: Fault) -> Iterator[tuple[str, int]]:
     if isinstance(fault, PeerRule):
         yield f"peer = {fault.peer}", fault.peer

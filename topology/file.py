@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from topology.edges import Edge, edge_mistakes
 from topology.errors import TopologyError, raise_any
-from topology.faults import Fault, fault_mistakes
+from topology.faults import Fault, fault_mistakes, without_tcp
 from topology.mistakes import sentences
 from topology.sections import (
     CompleteGraph,
@@ -114,6 +114,9 @@ class Topology(Section):
         if swarm is not None:
             coordinators = [entry.id for entry in info.data.get("peer", []) if entry.role == "coordinator"]
             raise_any(fault_mistakes(faults, swarm.peers, swarm.rounds, next(iter(coordinators), None)))
+        transport = info.data.get("transport")
+        if transport and transport.kind == "ipc":
+            raise_any(without_tcp(faults))
         return faults
 
 

@@ -30,6 +30,11 @@ class Neighbors:
     edges: tuple[WeightedEdge, ...]
 
     @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Every edge as sender and receiver."""
+        return tuple((sender, receiver) for sender, receiver, _ in self.edges)
+
+    @cached_property
     def receivers(self) -> tuple[tuple[int, ...], ...]:
         """For each peer, whom it sends to."""
         return self._others((sender, receiver) for sender, receiver, _ in self.edges)

@@ -7,6 +7,9 @@ from typing import Literal
 from topology.sections import TransportSection
 from transport.messages import Beat
 
+STRIKES = 3
+"""After that many messages that no correct peer sends, a neighbor is not listened to any more."""
+
 State = Literal["alive", "suspect", "stalled", "dead", "left"]
 
 
