@@ -26,6 +26,7 @@ from peer.plan import Plan
 from topology.faults import Byzantine
 from transport import control
 from transport.faultlog import FaultLog
+from transport.faults import Faults, verdicts_of
 from transport.keys import read_keys
 from transport.layout import Layout
 from transport.loop import Loop
@@ -45,6 +46,8 @@ class Run:
     sockets: Path
     zero: float
     """The monotonic time from which the run counts."""
+    replay: Path | None = None
+    """The folder of a run whose faults of messages are to be repeated."""
 
     @property
     def keys(self) -> Path:
@@ -66,7 +69,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
     _redirect_output(folder / "log.txt")
     journal = Journal(folder / "events.jsonl", run.zero)
     proxy: Proxy | None = None
-    node = _node(plan, run, id, incarnation, journal)
+    faults = _faults(plan, run, id)
+    node = _node(plan, run, id, incarnation, journal, faults)
     status = "failed"
     try:
         torch.set_num_threads(plan.threads[id])
@@ -80,6 +84,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
         if struck := stream_rules(id, plan.topology.fault, plan.neighbors.pairs, plan.coordinator):
             proxy = Proxy(id, struck, lambda: peer.round, FaultLog(run.folder, run.zero))
             proxy.start()
+        if faults is not None:
+            peer.at_phase.append(faults.reach)
         _record_start(peer, endpoint, incarnation)
         node.report(control.Ready(endpoint))
         addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)
@@ -132,7 +138,7 @@ def _redirect_output(log: Path) -> None:
     faulthandler.enable()
 
 
-def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> Node:
+def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal, faults: Faults | None) -> Node:
     topology = plan.topology
     layouts = {j: partial(_layout, plan, j, id) for j in plan.neighbors.senders[id]}
     protocol = Protocol(
@@ -148,7 +154,20 @@ def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal) -> 
     identity = Identity(id, incarnation, run.id)
     keys = read_keys(run.keys, id) if topology.transport.security == "curve" else None
     record = partial(_record, journal, plan, id)
-    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, record, keys))
+    return Node(Loop(identity, protocol, topology.transport, bind, run.supervisor, record, keys, faults))
+
+
+def _faults(plan: Plan, run: Run, id: int) -> Faults | None:
+    if not plan.topology.fault:
+        return None
+    replay = None if run.replay is None else verdicts_of(run.replay)
+    log = FaultLog(run.folder, run.zero)
+    topology = plan.topology
+    faults = Faults(
+        topology.fault, topology.swarm.seed, id, topology.swarm.peers, plan.coordinator,
+        lambda number: plan.place(number)[0], log, replay, run.zero,
+    )  # fmt: skip
+    return faults or None
 
 
 def _layout(plan: Plan, sender: int, receiver: int, number: int) -> Layout:

@@ -4,7 +4,12 @@ The socket monitors say when a descriptor opens and closes; a message says on wh
 other end of a connection opened there is unknown until its first message.
 """
 
+import os
+import socket
+
 from transport.books import Connection, handshake_bytes
+
+SO_MAX_PACING_RATE = 47  # <asm-generic/socket.h>; the socket module has no name for it
 
 
 class Connections:
@@ -54,6 +59,13 @@ class Connections:
         """The connections that this neighbor opened, or may have: some have not said whose they are."""
         theirs = [one.descriptor for one in self._open.values() if one.neighbor == neighbor and not one.opened_here]
         return [*theirs, *self._strangers]
+
+    def pace(self, neighbor: int, bytes_per_s: int) -> None:
+        """Have the kernel send on the connection to a neighbor, if it is open, at no more than that rate."""
+        connection = self.outward.get(neighbor)
+        if connection is not None and not connection.closed:
+            with socket.socket(fileno=os.dup(connection.descriptor)) as paced:
+                paced.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
 
     def closed(self, descriptor: int) -> Connection | None:
         """A connection ended; None when it never said whose it was."""

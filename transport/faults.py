@@ -67,7 +67,7 @@ def verdicts_of(folder: Path) -> dict[Key, float]:
         for line in map(json.loads, lines):
             if "attempt" in line:
                 names = ("rule", "sender", "receiver", "message", "round", "sequence", "piece", "attempt")
-                verdicts[tuple(line[name] for name in names)] = line.get("injected_ms", 0.0)  # type: ignore[index]
+                verdicts[tuple(line[name] for name in names)] = line.get("injected_ms", 0.0)
     return verdicts
 
 
@@ -167,10 +167,10 @@ class Faults:
         """When something is to be released at the latest."""
         return min((held.until for held in self._held), default=float("inf"))
 
-    def rate(self, neighbor: int, round: int) -> int | None:
-        """At how many bytes a second a connection to a neighbor is paced in a round; None where no rule ever does."""
+    def rate(self, neighbor: int, number: int) -> int | None:
+        """At how many bytes a second a connection to a neighbor is paced in an exchange; None if no rule ever says."""
         rules = [rule for rule in self._paced if edges_of(rule.edges, [(self.peer, neighbor)], self.coordinator)]
-        rates = [rule.bytes_per_s for rule in rules if in_rounds(round, rule.rounds)]
+        rates = [rule.bytes_per_s for rule in rules if in_rounds(self.round_of(number), rule.rounds)]
         return None if not rules else min(rates, default=UNPACED)
 
     # Told by the peer's main thread.
@@ -179,10 +179,11 @@ class Faults:
         """The peer has come to a point of a round: a partition may begin or end there for it, or a pace change."""
         for rule in self._partitions.values():
             for name, moment in (("at", rule.at), ("until", rule.until)):
-                if moment is not None and moment.round is not None:
-                    # Who was started again later, or whose method has no such phase, is past it in the next round.
-                    if round > moment.round or (round, phase) == (moment.round, moment.phase):
-                        self._turn(rule, name, round)
+                if moment is None or moment.round is None:
+                    continue
+                # Who was started again later, or whose method has no such phase, is past it in the next round.
+                if round > moment.round or (round, phase) == (moment.round, moment.phase):
+                    self._turn(rule, name, round)
         if phase == "begin":
             for paced in self._paced:
                 if in_rounds(round, paced.rounds) and any(
@@ -195,8 +196,12 @@ class Faults:
             return
         if self._across[rule.id]:
             moment = rule.at if name == "at" else rule.until
-            facts = {"state": "cut"} if name == "at" else {"state": "healed", "dropped": self._cut.get(rule.id, 0)}
-            self.log.write(rule, peer=self.peer, round=round, exact=moment is not None and moment.exact, **facts)
+            exact = moment is not None and moment.exact
+            if name == "at":
+                self.log.write(rule, peer=self.peer, round=round, exact=exact, state="cut")
+            else:
+                dropped = self._cut.get(rule.id, 0)
+                self.log.write(rule, peer=self.peer, round=round, exact=exact, state="healed", dropped=dropped)
         self._reached.add((rule.id, name))
 
     def _is_cut(self, now: float, source: int, message: Message, round: int) -> bool:
@@ -238,11 +243,11 @@ class Faults:
         ordered = sorted(over, key=lambda held: held.until)
         return [replace(held.arrived, held_s=now - held.since) for held in ordered]
 
-    def _note(self, rule: Rule, key: Key, **facts: object) -> None:
+    def _note(self, rule: Rule, key: Key, **facts: float) -> None:
         _, sender, receiver, message, round, sequence, piece, attempt = key
         self.log.write(
             rule, peer=receiver, round=round, sender=sender, receiver=receiver, message=message, sequence=sequence,
-            piece=piece, attempt=attempt, **facts,
+            piece=piece, attempt=attempt, exact=True, **facts,
         )  # fmt: skip
 
 

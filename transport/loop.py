@@ -24,6 +24,7 @@ from transport.commands import Commands
 from transport.connections import Connections
 from transport.customs import Impersonation, check_key, check_sender, open_message
 from transport.cutting import cut
+from transport.faults import Arrived, Faults
 from transport.keys import Keys
 from transport.layout import Snapshot
 from transport.ledger import Ledger
@@ -58,10 +59,12 @@ class Loop(threading.Thread):
         supervisor: str,
         record: Record,
         keys: Keys | None = None,
+        faults: Faults | None = None,
     ) -> None:
         super().__init__(name=f"transport of peer {identity.peer}", daemon=True)
         self.identity, self.protocol, self.settings = identity, protocol, settings
         self.bind, self.supervisor, self.record, self._keys = bind, supervisor, record, keys
+        self._faults = faults
         self.endpoint: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[Delivery | Missing | None] = queue.SimpleQueue()
         self.orders: queue.SimpleQueue[control.Order | None] = queue.SimpleQueue()
@@ -163,6 +166,17 @@ class Loop(threading.Thread):
                 self._gate.unlock(dealer, neighbor)
             dealer.connect(endpoints[neighbor])
 
+    def enter(self, now: float, number: int) -> None:
+        """The peer begins an exchange."""
+        self.protocol.enter(now, number)
+        self._pace(self._dealers)
+
+    def _pace(self, neighbors: Iterable[int]) -> None:
+        if self._faults is not None:
+            for neighbor in neighbors:
+                if (rate := self._faults.rate(neighbor, self.protocol.round)) is not None:
+                    self._connections.pace(neighbor, rate)
+
     def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
         """Offer snapshots to neighbors."""
         self.protocol.submit(now, snapshots)
@@ -192,7 +206,8 @@ class Loop(threading.Thread):
 
     def _turn(self) -> None:
         now = time.monotonic()
-        pause = max(0.0, self._next_tick - now)
+        wake_at = self._next_tick if self._faults is None else min(self._next_tick, self._faults.due())
+        pause = max(0.0, wake_at - now)
         if self._settle_by is not None or any(self._backlog.values()):
             pause = min(pause, 0.01)
         self.blocks_wanted = self.protocol.receiver.blocks_wanted
@@ -216,6 +231,8 @@ class Loop(threading.Thread):
         for (neighbor, _), waiting in self._backlog.items():
             self._flush(neighbor, waiting)
         now = time.monotonic()
+        for arrived in self._faults.release(now) if self._faults is not None else ():
+            self._hand_over(now, arrived)
         if now >= self._next_tick:
             self._next_tick = self.protocol.tick(now)
             self.dispatch()
@@ -250,6 +267,7 @@ class Loop(threading.Thread):
                     self._connections.accepted(descriptor)
                 elif event["event"] == zmq.EVENT_CONNECTED and neighbor is not None:
                     self._connections.connected(neighbor, descriptor)
+                    self._pace([neighbor])
                 elif event["event"] == zmq.EVENT_DISCONNECTED:
                     self._disconnected(descriptor)
                 elif neighbor is not None and event["event"] & HANDSHAKE_FAILED:
@@ -295,19 +313,30 @@ class Loop(threading.Thread):
             return
         self._connections.identify(descriptor, envelope.source, routing_id)
         self.ledger.heard(envelope.source, envelope.message, size, self.protocol.round + ROUNDS_AHEAD)
-        checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
-        self.protocol.receive(now, envelope.source, envelope.incarnation, envelope.message, body, checksum)
+        arrived = Arrived(envelope.source, envelope.incarnation, envelope.message, body)
+        if self._faults is None:
+            self._hand_over(now, arrived)
+        else:
+            number = self.protocol.number_of(envelope.source, envelope.message)
+            for heard in self._faults.arrive(now, number, arrived):
+                self._hand_over(now, heard)
         if not self._connections.knows(descriptor):  # the last words of a connection that has ended
             self.protocol.disconnected(now, envelope.source)
-        self.dispatch()
+            self.dispatch()
+
+    def _hand_over(self, now: float, arrived: Arrived) -> None:
+        body = arrived.body
+        checksum = xxhash.xxh3_64_intdigest(body) if body is not None else 0
+        self.protocol.receive(now, arrived.source, arrived.incarnation, arrived.message, body, checksum)
+        self.dispatch(arrived.held_s)
 
     def _refuse(self, source: int | str, reason: str) -> None:
         self._refusals += 1
         if self._refusals <= REFUSALS_RECORDED:
             self.record("refused", {"source": source, "reason": reason})
 
-    def dispatch(self) -> None:
-        """Act on what the protocol says."""
+    def dispatch(self, held_s: float = 0.0) -> None:
+        """Act on what the protocol says, on account of a message that was held back for so long."""
         outputs = self.protocol.take()
         if not outputs:
             return
@@ -320,6 +349,7 @@ class Loop(threading.Thread):
                         self._queue(output, waiting)
                 case Delivery():
                     output.verified = time.monotonic()
+                    output.injected = held_s
                     self.payload_received += output.layout.bytes
                     self.inbox.put(output)
                 case Missing():

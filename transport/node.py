@@ -77,7 +77,7 @@ class Node:
         """Begin a round."""
         self.check()
         entered = time.monotonic()
-        self._loop.commands.leave(lambda _: self._loop.protocol.enter(entered, round))
+        self._loop.commands.leave(lambda _: self._loop.enter(entered, round))
         self._round = round
         self._gathered.clear()
         for key in [key for key in self._early if key[1] < round]:

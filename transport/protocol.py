@@ -136,6 +136,25 @@ class Protocol:
                 self._change(neighbor, "left", "said goodbye")
         self._judge(now, neighbor)
 
+    def number_of(self, source: int, message: Message) -> int:
+        """The round that a neighbor's message is about: of its snapshot or of mine, else the one that I am in."""
+        match message:
+            case Beat(round=round) | Offer(round=round):
+                return round
+            case Piece(sequence=sequence):
+                incoming = self.receiver.transfers.get((source, sequence))
+                return self.round if incoming is None else incoming.offer.round
+            case (
+                Credit(sequence=sequence)
+                | Resend(sequence=sequence)
+                | Ack(sequence=sequence)
+                | Decline(sequence=sequence)
+            ):
+                outgoing = self.sender.transfers.get((source, sequence))
+                return self.round if outgoing is None else outgoing.round
+            case Leave():
+                return self.round
+
     def disconnected(self, now: float, neighbor: int) -> None:
         """A connection to or from a neighbor closed: suspicious, not yet proof."""
         known = self.neighbors[neighbor]

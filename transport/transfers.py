@@ -111,6 +111,8 @@ class Delivery:
     last_received: float
     verified: float = 0.0
     taken: float = 0.0
+    injected: float = 0.0
+    """How long the piece that completed it was held back on purpose."""
 
     def buffers(self) -> dict[str, np.ndarray]:
         """The named buffers, as views into the block."""
@@ -120,9 +122,9 @@ class Delivery:
         """The journal's line: bytes, and the five times, which add up to the observed one."""
         milliseconds = {
             "queue_ms": self.first_sent - self.submitted,
-            "wire_ms": self.last_received - self.first_sent,
+            "wire_ms": self.last_received - self.first_sent - self.injected,
             "verify_ms": self.verified - self.last_received,
-            "injected_ms": 0.0,
+            "injected_ms": self.injected,
             "inbox_ms": self.taken - self.verified,
             "observed_ms": self.taken - self.submitted,
         }
