@@ -1,4 +1,4 @@
-"""A witness that shares no code with the books: a proxy counts what passes between two nodes, and agrees to the byte."""
+"""A witness that shares no code with the books: a proxy counts what passes between two nodes, agreeing to the byte."""
 
 import itertools
 import selectors
