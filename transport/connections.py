@@ -60,10 +60,10 @@ class Connections:
         theirs = [one.descriptor for one in self._open.values() if one.neighbor == neighbor and not one.opened_here]
         return [*theirs, *self._strangers]
 
-    def pace(self, neighbor: int, bytes_per_s: int) -> None:
-        """Have the kernel send on the connection to a neighbor, if it is open, at no more than that rate."""
+    def pace(self, neighbor: int, bytes_per_s: int | None) -> None:
+        """Have the kernel send to a neighbor at no more than a rate, if there is one and a connection is open."""
         connection = self.outward.get(neighbor)
-        if connection is not None and not connection.closed:
+        if bytes_per_s is not None and connection is not None and not connection.closed:
             with socket.socket(fileno=os.dup(connection.descriptor)) as paced:
                 paced.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
 

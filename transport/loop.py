@@ -9,7 +9,6 @@ import math
 import queue
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from topology.sections import TransportSection
 from transport import control
+from transport.backlog import Backlog
 from transport.books import message_bytes
 from transport.commands import Commands
 from transport.connections import Connections
@@ -28,9 +28,9 @@ from transport.faults import Arrived, Faults
 from transport.keys import Keys
 from transport.layout import Snapshot
 from transport.ledger import Ledger
-from transport.messages import PROTOCOL_VERSION, BadMessage, Beat, Envelope, Identity, encode
+from transport.messages import PROTOCOL_VERSION, BadMessage, Envelope, Identity, encode
 from transport.protocol import Protocol
-from transport.sockets import open_socket
+from transport.sockets import AT_ONCE, HANDSHAKE_FAILED, MORE, READABLE, WATCHED, open_socket
 from transport.transfers import Delivery, Event, Missing, Send
 from transport.zap import Gate
 
@@ -38,12 +38,6 @@ Record = Callable[[str, dict[str, Any]], None]
 
 ROUNDS_AHEAD = 1000  # what says that it is of a later round than that does not get a line of its own in the ledger
 BATCH = 64  # messages read from one socket before the others get their turn
-BACKLOG = 256  # messages kept for a socket that takes no more; the protocol asks again for what is dropped
-# pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
-READABLE, AT_ONCE, MORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
-WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
 REFUSALS_RECORDED = 100  # so that a stranger cannot fill the disk
 
 
@@ -82,7 +76,7 @@ class Loop(threading.Thread):
         self._gate: Gate | None = None
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[zmq.Socket[bytes], int | None] = {}
-        self._backlog: defaultdict[tuple[int, bool], deque[Send]] = defaultdict(deque)
+        self._backlog = Backlog(protocol.neighbors, self._transmit)
         self._refusals = 0
         self._settle_by: float | None = None
         self._settled: Callable[[], None] = lambda: None
@@ -174,8 +168,7 @@ class Loop(threading.Thread):
     def _pace(self, neighbors: Iterable[int]) -> None:
         if self._faults is not None:
             for neighbor in neighbors:
-                if (rate := self._faults.rate(neighbor, self.protocol.round)) is not None:
-                    self._connections.pace(neighbor, rate)
+                self._connections.pace(neighbor, self._faults.rate(neighbor, self.protocol.round))
 
     def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
         """Offer snapshots to neighbors."""
@@ -208,7 +201,7 @@ class Loop(threading.Thread):
         now = time.monotonic()
         wake_at = self._next_tick if self._faults is None else min(self._next_tick, self._faults.due())
         pause = max(0.0, wake_at - now)
-        if self._settle_by is not None or any(self._backlog.values()):
+        if self._settle_by is not None or self._backlog:
             pause = min(pause, 0.01)
         self.blocks_wanted = self.protocol.receiver.blocks_wanted
         if not self.commands.may_sleep():
@@ -228,8 +221,7 @@ class Loop(threading.Thread):
                 self._read(dealer, neighbor)
         if self._control in ready:
             self._read_control()
-        for (neighbor, _), waiting in self._backlog.items():
-            self._flush(neighbor, waiting)
+        self._backlog.flush()
         now = time.monotonic()
         for arrived in self._faults.release(now) if self._faults is not None else ():
             self._hand_over(now, arrived)
@@ -277,11 +269,10 @@ class Loop(threading.Thread):
         self.dispatch()
 
     def _disconnected(self, descriptor: int) -> None:
-        connection = self._connections.closed(descriptor)
-        if connection is None:
-            self._refuse("unknown", "its connection ended before a message said whose it is")
-        else:
+        if connection := self._connections.closed(descriptor):
             self.protocol.disconnected(time.monotonic(), connection.neighbor)
+        else:
+            self._refuse("unknown", "its connection ended before a message said whose it is")
 
     def _read(self, readable: zmq.Socket[bytes], dealer_of: int | None) -> None:
         for _ in range(BATCH):
@@ -344,9 +335,7 @@ class Loop(threading.Thread):
         for output in outputs:
             match output:
                 case Send():
-                    waiting = self._backlog[output.to, output.reply]
-                    if waiting or not self._transmit(output):
-                        self._queue(output, waiting)
+                    self._backlog.send(output)
                 case Delivery():
                     output.verified = time.monotonic()
                     output.injected = held_s
@@ -367,18 +356,6 @@ class Loop(threading.Thread):
             with self.open_rounds_changed:
                 self.open_rounds = self.protocol.open_rounds
                 self.open_rounds_changed.notify_all()
-
-    def _queue(self, send: Send, waiting: deque[Send]) -> None:
-        if self.protocol.neighbors[send.to].gone:
-            waiting.clear()
-        elif len(waiting) < BACKLOG and not (isinstance(send.message, Beat) and waiting):
-            waiting.append(send)
-
-    def _flush(self, neighbor: int, waiting: deque[Send]) -> None:
-        if self.protocol.neighbors[neighbor].gone:
-            waiting.clear()
-        while waiting and self._transmit(waiting[0]):
-            waiting.popleft()
 
     def _transmit(self, send: Send) -> bool:
         """Hand a message to its socket; False when the socket cannot take it now."""
@@ -413,9 +390,8 @@ class Loop(threading.Thread):
     def _try_to_settle(self, now: float) -> None:
         assert self._settle_by is not None
         goodbyes = all(neighbor.gone for neighbor in self.protocol.neighbors.values())
-        flushed = not any(self._backlog.values())
         agreed = [connection.read_kernel() for connection in self._connections.all]
-        if (goodbyes and flushed and all(agreed)) or now > self._settle_by:
+        if (goodbyes and not self._backlog and all(agreed)) or now > self._settle_by:
             for connection in self._connections.all:
                 self.record("connection", connection.facts())
             for event, facts in self.ledger.lines():

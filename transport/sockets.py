@@ -7,6 +7,12 @@ COPIED_BYTES = 2**18
 # Left to itself it grows to megabytes, which fall out of the processor's caches before they are read.
 SEND_BUFFER = 512 * 1024
 
+# pyzmq's flags are enumerations, whose arithmetic costs more than a call of libzmq.
+READABLE, AT_ONCE, MORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
+WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, piece_bytes: int) -> zmq.Socket[bytes]:
     """A socket that takes pieces of that size, and no larger message."""
