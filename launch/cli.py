@@ -50,6 +50,10 @@ def run(
         Path | None, typer.Option(help="The run folder; must be empty or new. Default: runs/NAME-TIME.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but troubles and the last line.")] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Let the faults befall the messages that they befell in this run folder."),
+    ] = None,
 ) -> None:
     """Run a swarm to its end. Exit status: 0 complete, 3 degraded, 1 failed, 2 the input was wrong."""
     zero = time.monotonic()
@@ -66,7 +70,7 @@ def run(
         import_torch()
         from launch.start import start
 
-        supervisor = start(topology, neighbors, folder, console, quiet, zero)
+        supervisor = start(topology, neighbors, folder, console, quiet, zero, replay)
     outcome = supervisor.run()
     from launch.finish import finish
     from launch.results import EXIT_STATUS

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from launch.libraries import release_library_pages
 from launch.live import view_for
+from launch.replay import check_replay
 from launch.supervisor import Supervisor
 from peer.devices import CUDA_CONTEXT_MB, free_device_mb
 from peer.plan import Plan, make_plan
@@ -23,10 +24,18 @@ DESCRIPTORS_A_PEER = 64
 
 
 def start(
-    topology: Topology, neighbors: Neighbors, folder: Path, console: Console, quiet: bool, zero: float
+    topology: Topology,
+    neighbors: Neighbors,
+    folder: Path,
+    console: Console,
+    quiet: bool,
+    zero: float,
+    replay: Path | None = None,
 ) -> Supervisor:
     """A supervisor ready to run, its fork server waiting. Raises `TopologyError` before anything has been started."""
     plan = make_plan(topology, neighbors)
+    if replay is not None:
+        replay = check_replay(replay, plan.topology)
     check_ports(topology)
     check_descriptors(plan)
     check_memory(plan)
@@ -41,7 +50,7 @@ def start(
     keep_freed_memory()
     rehearse(plan)
     release_library_pages()
-    return Supervisor(plan, folder, view_for(console, quiet), zero)
+    return Supervisor(plan, folder, view_for(console, quiet), zero, replay)
 
 
 def check_ports(topology: Topology) -> None:

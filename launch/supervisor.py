@@ -74,10 +74,12 @@ class View:
 class Supervisor:
     """One run of one plan. Make it before anything else starts a thread: it forks."""
 
-    def __init__(self, plan: Plan, folder: Path, view: View, zero: float) -> None:
+    def __init__(self, plan: Plan, folder: Path, view: View, zero: float, replay: Path | None = None) -> None:
         self._plan, self._folder, self._view = plan, folder, view
         self._sockets = _folder_for_sockets()
-        self._run = Run(secrets.token_bytes(16), folder, f"ipc://{self._sockets}/supervisor", self._sockets, zero)
+        self._run = Run(
+            secrets.token_bytes(16), folder, f"ipc://{self._sockets}/supervisor", self._sockets, zero, replay
+        )
         self._peers = {id: PeerState(id) for id in plan.peers}
         self._started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         self._startup_s: float | None = None

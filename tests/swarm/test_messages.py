@@ -67,9 +67,45 @@ def test_what_is_damaged_is_noticed_and_sent_again(stormy):
     assert damaged
 
 
-def test_the_same_file_gets_the_same_verdicts_and_so_does_a_replay(run, stormy):
+def test_the_same_file_gets_the_same_verdicts(run, stormy):
     again = run(**SWARM, transport=SMALL, fault=RULES)
     assert first_verdicts(again) == first_verdicts(stormy) != []
+
+
+def test_a_replay_reads_the_verdicts_and_draws_none(run, stormy, tmp_path):
+    """One is taken out of the log: drawn, it would be there again."""
+    first = first_verdicts(stormy)
+    gone = next(verdict for verdict in first if verdict[0] == "doubles")
+    kept = [line for line in fired(stormy) if tuple(line.get(name) for name in KEY) != gone]
+    (tmp_path / "topology.toml").write_bytes((stormy.folder / "topology.toml").read_bytes())
+    (tmp_path / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept) + '{"torn')
+    again = run("--replay", str(tmp_path), "--set", "swarm.name=again", **SWARM, transport=SMALL, fault=RULES)
+    assert again.status == 0, again.output
+    assert first_verdicts(again) == [verdict for verdict in first if verdict != gone]
+    assert models(again) == models(stormy)
+
+
+def test_what_cannot_be_replayed_is_refused(run, stormy, command, tmp_path):
+    plain, changed = tmp_path / "plain", tmp_path / "changed"
+    for folder in (plain, changed):
+        folder.mkdir()
+        (folder / "topology.toml").write_bytes((stormy.folder / "topology.toml").read_bytes())
+    (changed / "faults.jsonl").write_text("no JSON\n")
+    refusals = [
+        (tmp_path / "nowhere", [], "does not exist"),
+        (tmp_path, [], "is not a run folder"),
+        (plain, [], "has no faults.jsonl"),
+        (changed, [], "was changed after the run"),
+        (stormy.folder, ["--set", "swarm.seed=6"], "swarm.seed = 5, this file says 6."),
+        (stormy.folder, ["--set", "fault.loses.probability=0.2", "--set", "swarm.rounds=5"], "swarm.rounds = 4"),
+    ]
+    for folder, changes, expected in refusals:
+        status, said, attempts = command(
+            "run", stormy.file, *changes, "--replay", folder, "--out", tmp_path / "out", cwd=tmp_path
+        )
+        assert status == 2 and len(said.splitlines()) == 1, said
+        assert said.startswith("--replay: ") and expected in said, said
+        assert attempts == [] and not (tmp_path / "out").exists()
 
 
 def test_a_partition_lets_nothing_across_and_heals(run):
