@@ -1,4 +1,4 @@
-"""What a peer knows of a neighbor's life: alive, suspect, stalled, dead or left, judged by its own clock only."""
+"""A neighbor's life as a peer sees it: alive, suspect, stalled, dead, left or banned, judged by its own clock only."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,12 @@ from transport.messages import Beat
 STRIKES = 3
 """After that many messages that no correct peer sends, a neighbor is not listened to any more."""
 
-State = Literal["alive", "suspect", "stalled", "dead", "left"]
+BUDGET, BUDGET_PER_S = 1000.0, 500.0
+"""Messages a neighbor may say at once, and in the long run, beside the pieces it is asked for and what it answers to
+pieces. A correct one says some ten a second."""
+DROPPED_A_STRIKE = 1000
+
+State = Literal["alive", "suspect", "stalled", "dead", "left", "banned"]
 
 
 @dataclass
@@ -26,10 +31,33 @@ class Neighbor:
     round: int = 0
     round_since: float = 0.0
     offers_from: int = 0
+    strikes: int = 0
+    budget: float = BUDGET
+    budget_at: float = -math.inf
+    dropped: int = 0
 
     @property
     def gone(self) -> bool:
-        return self.state in ("dead", "left")
+        return self.state in ("dead", "left", "banned")
+
+    def spend(self, now: float) -> bool:
+        """Whether one more message of it is listened to."""
+        if now > self.budget_at:
+            self.budget = min(BUDGET, self.budget + BUDGET_PER_S * min(now - self.budget_at, 10.0))
+            self.budget_at = now
+        if self.budget < 1.0:
+            self.dropped += 1
+            return False
+        self.budget -= 1.0
+        return True
+
+    def reborn(self) -> "Neighbor":
+        """The same in a new life: only what it has done wrong goes with it."""
+        return Neighbor(self.id, strikes=self.strikes, budget=self.budget, budget_at=self.budget_at)
+
+    def earn(self) -> None:
+        """It was sent a piece, or sent one that it was asked for: that is no word too much."""
+        self.budget = min(BUDGET, self.budget + 1.0)
 
     def follow(self, now: float, beat: Beat) -> None:
         """Note where it is. A neighbor only moves forward: a beat that was overtaken changes nothing."""
@@ -39,8 +67,8 @@ class Neighbor:
 
     def judge(self, now: float, settings: TransportSection, round_deadline_s: float) -> tuple[State, str]:
         """The state this neighbor is in now, and why."""
-        if self.state == "left":
-            return "left", self.reason
+        if self.state in ("left", "banned"):
+            return self.state, self.reason
         silence = now - self.heard_at
         if self.disconnected_at is not None and now - self.disconnected_at > settings.disconnected_s:
             return "dead", f"its connection closed and was not opened again in {settings.disconnected_s:g} s"

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from topology.sections import TransportSection
 from transport.layout import Bytes, LayoutOf, Snapshot
-from transport.liveness import Neighbor, State
+from transport.liveness import DROPPED_A_STRIKE, STRIKES, Neighbor, State
 from transport.messages import Ack, Beat, Credit, Decline, Leave, Message, Offer, Piece, Resend
 from transport.receiving import Receiver
 from transport.sending import Sender
@@ -106,13 +106,18 @@ class Protocol:
     ) -> None:
         """A message of a neighbor; for a piece, its bytes and the checksum computed from them as they arrived."""
         neighbor = self.neighbors[source]
+        if neighbor.state == "banned":
+            return
+        if not neighbor.spend(now):
+            self._count_dropped(neighbor)
+            return
         if incarnation < neighbor.incarnation:
             reason = f"incarnation {incarnation} is over, {neighbor.incarnation} lives"
             self._outbox.note("refused", source=source, reason=reason)
             return
         if incarnation > neighbor.incarnation:
             if neighbor.incarnation >= 0:
-                neighbor = self.neighbors[source] = Neighbor(source)
+                neighbor = self.neighbors[source] = neighbor.reborn()
                 self._change(neighbor, "alive", f"began life {incarnation}")
                 self.receiver.forget(source)
                 self.sender.restart(source)
@@ -134,6 +139,8 @@ class Protocol:
                 self.sender.on_answer(now, source, message)
             case Leave():
                 self._change(neighbor, "left", "said goodbye")
+        if neighbor.strikes >= STRIKES:
+            self._ban(neighbor)
         self._judge(now, neighbor)
 
     def number_of(self, source: int, message: Message) -> int:
@@ -184,6 +191,15 @@ class Protocol:
     def take(self) -> list[Output]:
         """Everything that came out since the last call, in order."""
         return self._outbox.take()
+
+    def _count_dropped(self, neighbor: Neighbor) -> None:
+        if neighbor.dropped % DROPPED_A_STRIKE == 1:  # so that a flood does not fill the disk
+            self.receiver.strike(neighbor.id, f"says too much: {neighbor.dropped} messages dropped so far")
+            if neighbor.strikes >= STRIKES:
+                self._ban(neighbor)
+
+    def _ban(self, neighbor: Neighbor) -> None:
+        self._change(neighbor, "banned", f"said {neighbor.strikes} times what no correct peer says")
 
     def _judge(self, now: float, neighbor: Neighbor) -> None:
         state, reason = neighbor.judge(now, self._settings, self._round_deadline_s)

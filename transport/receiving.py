@@ -99,7 +99,7 @@ class Receiver:
 
     def on_offer(self, source: int, offer: Offer) -> None:
         if source not in self._layouts:
-            self._refused(source, "an offer along an edge that is not there")
+            self.strike(source, "an offer along an edge that is not there")
             return
         answered = self._answered[source].get(offer.sequence)
         if answered is not None:
@@ -131,6 +131,7 @@ class Receiver:
             self._outbox.reply(source, Resend(piece.sequence, [piece.index]))
             return
         incoming.block[start:end] = np.frombuffer(body, dtype=np.uint8)
+        self._neighbors[source].earn()
         incoming.checksums[piece.index] = checksum
         incoming.received += 1
         incoming.first_sent = min(incoming.first_sent, piece.sent)
@@ -196,11 +197,11 @@ class Receiver:
         held = [other.offer for (sender, _), other in self.transfers.items() if sender == source]
         known = {other.round: other.digest for other in held} | self._delivered[source]
         if (offer.layout, offer.bytes, offer.pieces) != expected:
-            self._refused(source, "its snapshot has not the layout of its model")
+            self.strike(source, "its snapshot has not the layout of its model")
             return "layout"
         if offer.round in known:
             if known[offer.round] != offer.digest:
-                self._refused(source, f"two different snapshots for round {offer.round}")
+                self.strike(source, f"two different snapshots for round {offer.round}")
                 return "equivocation"
             return "duplicate"
         if offer.round < self.round or (offer.round == self.round and source in self._given_up):
@@ -249,7 +250,7 @@ class Receiver:
         checksums = tuple(checksum for checksum in incoming.checksums if checksum is not None)
         if digest_of(checksums) != offer.digest:
             self._discard((source, offer.sequence))
-            self._refused(source, f"round {offer.round}: the pieces are not what was offered")
+            self.strike(source, f"round {offer.round}: the pieces are not what was offered")
             self._answer(source, Decline(offer.sequence, "digest"))
             self._grant()
             return
@@ -292,7 +293,9 @@ class Receiver:
         _remember(self._answered[to], answer.sequence, answer)
         self._outbox.reply(to, answer)
 
-    def _refused(self, source: int, reason: str) -> None:
+    def strike(self, source: int, reason: str) -> None:
+        """Refuse what no correct peer says; it is counted."""
+        self._neighbors[source].strikes += 1
         self._outbox.note("refused", source=source, reason=reason)
 
 

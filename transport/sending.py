@@ -57,6 +57,7 @@ class Sender:
                 while outgoing.sent < outgoing.limit:
                     self._send_piece(now, outgoing, outgoing.sent)
                     outgoing.sent += 1
+                    self._neighbors[source].earn()
             case Resend(indices=indices):
                 for index in [index for index in indices if index < outgoing.sent]:
                     outgoing.resent_bytes += len(outgoing.snapshot.piece(index))

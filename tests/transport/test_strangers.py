@@ -8,6 +8,7 @@ import pytest
 import xxhash
 import zmq
 
+from transport.liveness import STRIKES
 from transport.loop import REFUSALS_RECORDED
 from transport.messages import PROTOCOL_VERSION, Beat, Envelope, Leave, Message, Offer, Piece, encode
 from transport.transfers import Missing
@@ -97,8 +98,9 @@ def test_a_neighbor_cannot_fill_the_disk_either(nodes: Any, wait_until: Callable
     offer = impostor(nodes, b"2.0")
     for sequence in range(REFUSALS_RECORDED + 50):
         offer.send(said(2, Offer(sequence, 1, 0, 0, 0, 0, 0.0, 0)))
-    wait_until(lambda: nodes.state(0, lambda loop: loop._refusals) == REFUSALS_RECORDED + 50)
-    assert len(nodes.journals[0].of("refused")) == REFUSALS_RECORDED
+    wait_until(lambda: nodes.state(0, lambda loop: loop.protocol.neighbors[2].state) == "banned")
+    assert len(nodes.journals[0].of("refused")) == STRIKES
+    assert nodes.journals[0].of("link")[-1]["reason"] == f"said {STRIKES} times what no correct peer says"
 
 
 def test_bytes_of_refused_messages_are_in_the_books(nodes: Any, wait_until: Callable[..., None]) -> None:
