@@ -29,6 +29,7 @@ from transport.faultlog import FaultLog
 from transport.faults import Faults, verdicts_of
 from transport.keys import read_keys
 from transport.layout import Layout
+from transport.liar import Liar, lies_of
 from transport.loop import Loop
 from transport.messages import Identity
 from transport.node import Node, Stopped
@@ -141,9 +142,12 @@ def _redirect_output(log: Path) -> None:
 def _node(plan: Plan, run: Run, id: int, incarnation: int, journal: Journal, faults: Faults | None) -> Node:
     topology = plan.topology
     layouts = {j: partial(_layout, plan, j, id) for j in plan.neighbors.senders[id]}
-    protocol = Protocol(
-        time.monotonic(), list(plan.neighbors.receivers[id]), layouts, topology.transport, plan.deadline_s(id)
-    )
+    ends = (time.monotonic(), list(plan.neighbors.receivers[id]), layouts, topology.transport, plan.deadline_s(id))
+    if rules := lies_of(id, topology.fault):
+        log = FaultLog(run.folder, run.zero)
+        protocol: Protocol = Liar(*ends, rules, lambda number: plan.place(number)[0], log)
+    else:
+        protocol = Protocol(*ends)
     if topology.transport.kind == "ipc":
         bind = f"ipc://{run.sockets}/peer-{id}-{incarnation}"
     else:
