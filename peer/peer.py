@@ -80,6 +80,8 @@ class Peer:
         """What the method keeps from one round to the next, beside the model."""
         self.at_phase: list[Callable[[int, str], None]] = []
         """What is done when a point of a round is reached, with the round and the name of the point."""
+        self.at_release: list[Callable[[int], None]] = []
+        """What is done when a neighbor's message has been read, before its memory is given back."""
         self.lies: Lies | None = None
         """What a peer that was told to lie says in place of the truth."""
         self._reached: set[str] = set()
@@ -194,6 +196,8 @@ class Peer:
                     self.refuse(item.sender, reason)
                 else:
                     yield Arrival(item.sender, weights, extras)
+                    for act in self.at_release:
+                        act(item.sender)
             finally:
                 self.node.release(item.block)
 

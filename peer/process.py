@@ -18,12 +18,13 @@ import torch
 
 from peer import snapshot
 from peer.byzantine import Lies
+from peer.faults import befall
 from peer.features import balanced
 from peer.journal import Journal
 from peer.methods.base import Accuracies
 from peer.peer import CoordinatorLost, Peer
 from peer.plan import Plan
-from topology.faults import Byzantine
+from topology.faults import Byzantine, PeerRule
 from transport import control
 from transport.faultlog import FaultLog
 from transport.faults import Faults, verdicts_of
@@ -87,6 +88,8 @@ def run_peer(plan: Plan, run: Run, id: int, incarnation: int) -> int:
             proxy.start()
         if faults is not None:
             peer.at_phase.append(faults.reach)
+        if any(isinstance(rule, PeerRule) and rule.peer == id for rule in plan.topology.fault):
+            befall(peer, FaultLog(run.folder, run.zero))
         _record_start(peer, endpoint, incarnation)
         node.report(control.Ready(endpoint))
         addresses = node.await_order(control.Addresses, ORDER_TIMEOUT_S)

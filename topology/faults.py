@@ -7,7 +7,7 @@ Which edges a pattern means, and which rounds a text means, is `topology.reach`;
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from topology.reach import EDGES, ROUNDS, EdgePair, bounds, edges_of, named
 from topology.sections import Count, Fraction, Name, Seconds, Section
@@ -49,6 +49,15 @@ class Moment(Section):
     @property
     def exact(self) -> bool:
         return self.round is not None
+
+
+def _exact(moment: Moment) -> Moment:
+    if not moment.exact:
+        raise ValueError("needs a round, such as {round = 3, phase = 'train'}, and no seconds")
+    return moment
+
+
+ExactMoment = Annotated[Moment, AfterValidator(_exact)]
 
 
 class Rule(Section):
@@ -177,37 +186,17 @@ class PeerRule(Rule):
 
 
 class Crash(PeerRule):
-    """The peer kills itself (SIGKILL). With `to` and `after_piece` in the middle of a snapshot: right after that many
-    pieces of the round's snapshot went to that neighbor. Restarted after `restart_after_s`, or never."""
+    """The peer kills itself (SIGKILL), and is not started again."""
 
     kind: Literal["crash"]
-    at: Moment
-    to: int | None = Field(None, ge=0)
-    after_piece: int | None = Field(None, ge=1)
-    restart_after_s: float | None = Field(None, ge=0)
-
-    @model_validator(mode="after")
-    def _in_a_snapshot(self) -> Self:
-        if (self.to is None) != (self.after_piece is None):
-            raise ValueError("to and after_piece belong together: after that many pieces to that neighbor")
-        if self.to is not None and (not self.at.exact or self.at.phase != "send"):
-            raise ValueError("after_piece needs at = {round = …, phase = 'send'}")
-        return self
-
-
-class Freeze(PeerRule):
-    """The whole process stands still (SIGSTOP) for `for_s`, then goes on (SIGCONT)."""
-
-    kind: Literal["freeze"]
-    at: Moment
-    for_s: Seconds
+    at: ExactMoment
 
 
 class Stall(PeerRule):
     """The learning stands still for `for_s`; the transport's thread goes on saying so."""
 
     kind: Literal["stall"]
-    at: Moment
+    at: ExactMoment
     for_s: Seconds
 
 
@@ -219,32 +208,18 @@ class SlowReader(PeerRule):
     delay_ms: float = Field(gt=0, le=600_000)
 
 
-class Clock(PeerRule):
-    """The peer's wall clock is `offset_s` off, forwards or backwards. No deadline looks at it."""
-
-    kind: Literal["clock"]
-    offset_s: float
-
-
-class DiskFull(PeerRule):
-    """From a moment on the kernel refuses the peer's journal more space (ENOSPC)."""
-
-    kind: Literal["disk_full"]
-    at: Moment
-
-
 class Byzantine(PeerRule):
     """The peer says what is not so.
 
     `nan`, `scale`, `sign_flip`, `stale`: the weights it shares. `lying_statistics`: accuracy 1 on `samples` samples for
     every class. `label_flip`: it learns from labels moved on by one class. `wrong_shape`, `equivocate`, `replay`,
-    `flood`, `oversize`: what its transport says.
+    `flood`: what its transport says.
     """
 
     kind: Literal["byzantine"]
     mode: Literal[
         "nan", "scale", "sign_flip", "stale", "lying_statistics", "label_flip", "wrong_shape", "equivocate", "replay",
-        "flood", "oversize",
+        "flood",
     ]  # fmt: skip
     rounds: Rounds = "1-"
     factor: float = -10.0
@@ -264,11 +239,8 @@ Fault = Annotated[
     | Flip
     | Blackhole
     | Crash
-    | Freeze
     | Stall
     | SlowReader
-    | Clock
-    | DiskFull
     | Byzantine,
     Field(discriminator="kind"),
 ]
@@ -306,8 +278,6 @@ def unmatched(faults: Iterable[Fault], edges: Sequence[EdgePair], coordinator: i
             for pattern in fault.edges:
                 if not edges_of([pattern], edges, coordinator):
                     yield f"[[fault]] {fault.id}: edges = {pattern!r}: the graph has no such edge"
-        if isinstance(fault, Crash) and fault.to is not None and (fault.peer, fault.to) not in edges:
-            yield f"[[fault]] {fault.id}: to = {fault.to}: the graph has no edge {fault.peer}->{fault.to}"
 
 
 def without_tcp(faults: Iterable[Fault]) -> Iterator[str]:
@@ -320,8 +290,6 @@ def without_tcp(faults: Iterable[Fault]) -> Iterator[str]:
 def _peers_named(fault: Fault) -> Iterator[tuple[str, int]]:
     if isinstance(fault, PeerRule):
         yield f"peer = {fault.peer}", fault.peer
-    if isinstance(fault, Crash) and fault.to is not None:
-        yield f"to = {fault.to}", fault.to
     if isinstance(fault, EdgeRule):
         for pattern in fault.edges:
             for peer in sorted(named(pattern)):

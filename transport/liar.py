@@ -1,5 +1,5 @@
 """What a peer says on the wire that a correct one never says: another shape, another snapshot for everybody, old words
-again, too many words, too long ones.
+again, too many words.
 
 It stands in the place of the protocol, so what it says goes through the real loop and is in the books. A lie is
 written down before it is told.
@@ -49,9 +49,6 @@ class Liar(Protocol):
     def submit(self, now: float, snapshots: Mapping[int, Snapshot]) -> None:
         if self._lies("replay"):
             self._repeat()
-        if self._lies("oversize"):
-            for to in snapshots:
-                self._outbox.put(Send(to, Piece(0, 0, 0, now), memoryview(bytes(self._settings.piece_bytes + 8192))))
         if len(snapshots) > 1 and self._lies("equivocate"):
             snapshots = {to: _changed(snapshot, to) for to, snapshot in snapshots.items()}
         super().submit(now, snapshots)

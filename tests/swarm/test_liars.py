@@ -75,3 +75,24 @@ def test_a_coordinator_that_says_what_nobody_can_use_ends_the_run(run):
     )  # fmt: skip
     assert ended.status == 1, ended.output
     assert "its weights are not finite" in ended.summary["reason"]
+
+
+def test_a_peer_whose_offers_are_misshapen_is_heard_no_more_and_the_others_finish(run):
+    ended = run(swarm={"rounds": 4}, fault=[lie(1, "wrong_shape")])
+    assert ended.status == 3, ended.output
+    assert ended.summary["faults"] == {"wrong_shape-1": 3}
+    missing = {(round, peer, 1) for round in (2, 3, 4) for peer in (0, 2, 3)}
+    assert {tuple(one) for one in ended.summary["missing"] if one[2] == 1} == missing
+    assert not [one for one in ended.summary["missing"] if 1 not in one[1:]]
+    refused = [event for event in ended.events("refused") if event["source"] == 1]
+    assert {event["reason"] for event in refused} >= {"its snapshot has not the layout of its model"}
+    assert {event["sender"] for event in ended.events("delivered") if event["round"] > 1} >= {0, 2, 3}
+    assert not [event for event in ended.events("link") if event["state"] == "banned" and event["neighbor"] != 1]
+
+
+def test_one_that_floods_is_dropped_and_nobody_else_is_touched(run):
+    ended = run(swarm={"rounds": 3}, fault=[lie(1, "flood", "2-3")])
+    assert ended.summary["faults"] == {"flood-1": 2}
+    assert not [one for one in ended.summary["missing"] if 1 not in one[1:]]
+    assert not [event for event in ended.events("link") if event["state"] == "banned" and event["neighbor"] != 1]
+    assert not ended.summary["connections"]["mismatched"]

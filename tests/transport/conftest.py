@@ -207,7 +207,8 @@ class Wire:
         return [s.message.index for source, s in self.said if source == peer and isinstance(s.message, Piece)]
 
     def assert_delivered_once(self, receiver: int = 1, sender: int = 0) -> None:
-        (delivery,) = self.deliveries[receiver]
+        assert len(self.deliveries[receiver]) == 1
+        delivery = self.deliveries[receiver][0]
         assert (delivery.block == self.content(sender, delivery.round)).all()
         assert not self.missing[receiver] and not self.peers[receiver].awaited
 
