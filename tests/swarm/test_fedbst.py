@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +42,8 @@ def described(name: str = "fedbst", **sections: Any) -> dict[str, Any]:
         "training": {"optimizer": "sgd", "learning_rate": 0.03, "momentum": 0.9, "weight_decay": 0.05,
                      "batch_size": 64},
     }  # fmt: skip
-    return given | {name: given[name] | section for name, section in sections.items()}
+    changed = {name: given[name] | section if name in given else section for name, section in sections.items()}
+    return given | changed
 
 
 @pytest.fixture(scope="session")
@@ -139,16 +139,12 @@ def test_what_it_is_compared_with_runs_whole(prompt_run, method, options):
     assert 0.3 < ended.summary["local_accuracy"] <= 1
 
 
-def test_a_client_that_dies_is_left_out(start, cache):
-    running = start(
-        environment={"DISTILL_SWARM_CACHE": str(cache)}, **described(swarm={"rounds": 40}, training={"epochs": 3})
-    )
-    running.wait_for(lambda: running.events("round", 2))
-    os.kill(running.pid(2), signal.SIGKILL)
-    ended = running.end()
+def test_a_client_that_dies_is_left_out(prompt_run):
+    dies = {"id": "dies", "kind": "crash", "peer": 2, "at": {"round": 2, "phase": "train"}}
+    ended = prompt_run(swarm={"rounds": 4}, fault=[dies])
     assert ended.status == 3, ended.output
     last = ended.events("round", 0)[-1]
-    assert (last["round"], last["present"], last["missing"]) == (40, [1, 3], [2])
+    assert (last["round"], last["present"], last["missing"]) == (4, [1, 3], [2])
 
 
 def test_without_the_small_clip_the_command_that_makes_it_is_named(tmp_path):
